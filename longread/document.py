@@ -1,0 +1,275 @@
+"""Files to documents: a PDF, a text or Markdown file, or standard input, as pages of clean text.
+
+Owns what a document is, which pages are wanted, and what kind a file is. Extraction from PDFs is
+pdf.py's, decoding textfile.py's, the text's normal form normalize.py's; nothing here tokenises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import BinaryIO
+
+from longread import normalize, pdf, textfile
+from longread.errors import DocumentError, NoTextError, UsageError
+from longread.events import Progress, ProgressFn
+from longread.pdf import Password
+
+PAGE_SEPARATOR = "\n\n"  # between pages in what the model reads
+
+_HEADER_LEN = 1024  # a PDF's header may come after mail or HTTP headers
+_MARKDOWN_SUFFIXES = (".md", ".markdown", ".mdown", ".mkd")
+_TEXT_SUFFIXES = (*_MARKDOWN_SUFFIXES, ".txt", ".text", ".rst")
+_PAGE_RANGE = re.compile(r"(\d+)(?:(-)(\d*))?", re.ASCII)
+_MAX_NAMED_RANGES = 12  # page ranges that one warning spells out
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page of a document."""
+
+    page_idx: int  # position in the file, from 0
+    label: str | None  # as the document prints it, where that is not the plain number
+    text: str  # normalised (NFKC); empty where the page holds no text
+
+
+@dataclass(frozen=True)
+class Document:
+    """The selected pages of one file. Warnings do not repeat the name."""
+
+    name: str
+    sha256: str
+    kind: str  # pdf, text or markdown
+    engine: str  # what extracted the text, with its version
+    num_pages_total: int  # in the file, selected or not
+    pages: tuple[Page, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RawDocument:
+    """A file's bytes before extraction."""
+
+    name: str  # file name without its folder, one printable line
+    source: str  # as the user gave it, one printable line: for messages
+    kind: str  # pdf, text or markdown
+    sha256: str
+    data: bytes
+
+
+def document_text(document: Document) -> str:
+    """What the model reads: the pages with PAGE_SEPARATOR between them."""
+    return PAGE_SEPARATOR.join(page.text for page in document.pages)
+
+
+def parse_pages(text: str) -> tuple[range, ...]:
+    """Read `3,10-40,50-` (numbers from 1) as ranges of page_idx: ascending and disjoint.
+
+    A range without an end has sys.maxsize as its stop. Raises UsageError.
+    """
+    ranges = []
+    for part in text.split(","):
+        match = _PAGE_RANGE.fullmatch("".join(part.split()))
+        # Twelve digits are more than any file has pages, and int() refuses 4,300.
+        if not match or max(len(match[1]), len(match[3] or "")) > 12:
+            raise UsageError(f"--pages {normalize.clean_line(text)!r}: write it like 3,10-40")
+        first = int(match[1])
+        last = (int(match[3]) if match[3] else sys.maxsize) if match[2] else first
+        if first < 1 or last < first:
+            raise UsageError(
+                f"--pages {normalize.clean_line(text)!r}: pages count from 1, lower number first"
+            )
+        ranges.append(range(first - 1, last))
+    merged: list[range] = []
+    for span in sorted(ranges, key=lambda span: span.start):
+        if merged and span.start <= merged[-1].stop:
+            merged[-1] = range(merged[-1].start, max(merged[-1].stop, span.stop))
+        else:
+            merged.append(span)
+    return tuple(merged)
+
+
+def read_source(source: str, *, stdin: BinaryIO | None = None) -> RawDocument:
+    """Read a file, or `stdin` where `source` is `-`, and hash it; nothing is extracted yet.
+
+    Raises DocumentError where there is nothing to read, UsageError for `-` without `stdin`.
+    """
+    shown = "standard input" if source == "-" else normalize.clean_line(source)
+    try:
+        if source == "-":
+            if stdin is None:
+                raise UsageError("`-` reads the document from standard input, and there is none")
+            data = stdin.read()
+        else:
+            data = _read_file(source, shown)
+    except (OSError, ValueError) as exc:  # ValueError: a NUL in the path, or a closed stdin
+        reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+        raise DocumentError(f"{shown} cannot be read: {reason}") from exc
+    if not data:
+        raise DocumentError(f"{shown} is empty (0 bytes)")
+    name = "stdin" if source == "-" else normalize.clean_line(PurePath(source).name)
+    sha256 = hashlib.sha256(data).hexdigest()
+    return RawDocument(name or shown, shown, _kind(name, data), sha256, data)
+
+
+def _read_file(source: str, shown: str) -> bytes:
+    path = Path(source)
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise DocumentError(f"{shown}: there is no such file; check the path") from None
+    if stat.S_ISDIR(mode):
+        raise DocumentError(f"{shown} is a folder; name the files in it")
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
+        raise DocumentError(f"{shown} is a device, not a file; `-` reads standard input")
+    return path.read_bytes()
+
+
+def _kind(name: str, data: bytes) -> str:
+    suffix = os.path.splitext(name)[1].lower()
+    if suffix == ".pdf" or data.lstrip().startswith(b"%PDF-"):
+        return "pdf"
+    # A text about PDFs may well have a header in it: objects too make it a file with a prefix.
+    if suffix not in _TEXT_SUFFIXES and b"%PDF-" in data[:_HEADER_LEN] and b" obj" in data:
+        return "pdf"
+    return "markdown" if suffix in _MARKDOWN_SUFFIXES else "text"
+
+
+def options_key(raw: RawDocument, pages: str | None) -> str:
+    """Everything but the file's bytes that decides the text `extract` gives: for a record's key."""
+    engine = pdf.engine_name() if raw.kind == "pdf" else textfile.ENGINE
+    ranges = "all" if pages is None else ",".join(f"{r.start}:{r.stop}" for r in parse_pages(pages))
+    return f"{raw.kind}; {engine}; {normalize.NORMALIZER}; pages {ranges}"
+
+
+def extract(
+    raw: RawDocument,
+    *,
+    pages: str | None = None,
+    password: Password = None,
+    progress: ProgressFn = lambda progress: None,
+) -> Document:
+    """Extract and normalise the text of `raw`, or of the `pages` named as parse_pages reads them.
+
+    password: of an encrypted PDF, or a callable that is asked for it with the file's name, and
+    only where the empty one fails. progress: called with stage `read`, unit `pages`.
+    Raises DocumentError, PasswordError, NoTextError, and UsageError for bad `pages`.
+    """
+    ranges = None if pages is None else parse_pages(pages)
+    if raw.kind == "pdf":
+        return _extract_pdf(raw, ranges, password, progress)
+    return _extract_text(raw, ranges, progress)
+
+
+def _extract_pdf(
+    raw: RawDocument,
+    ranges: tuple[range, ...] | None,
+    password: Password,
+    progress: ProgressFn,
+) -> Document:
+    read = pdf.read_pdf(
+        raw.data,
+        raw.source,
+        select=lambda num_pages: _select(raw, ranges, num_pages),
+        password=password,
+        progress=progress,
+    )
+    failed = [page.page_idx for page in read.pages if page.text is None]
+    texts = [normalize.clean_text(page.text or "") for page in read.pages]
+    texts = normalize.drop_running_lines(texts, [page.page_idx for page in read.pages])
+    texts = [text.strip("\n") for text in normalize.join_hyphens(texts, typeset=True)]
+    pages = tuple(
+        Page(page.page_idx, page.label, text) for page, text in zip(read.pages, texts, strict=True)
+    )
+    if not any(text.strip() for text in texts):
+        if failed:
+            raise DocumentError(
+                f"{raw.source}: no page could be read ({read.problem}); "
+                "try another copy, or repair it with `qpdf`"
+            )
+        which = "it holds" if ranges is None else "the selected pages hold"
+        raise NoTextError(
+            f"{raw.source}: {which} no text, as scanned pages do; "
+            "add a text layer with `ocrmypdf IN.pdf OUT.pdf` and read that"
+        )
+    warnings = _clip_warnings(ranges, read.num_pages_total)
+    if read.repaired:
+        warnings.append("the file is damaged and was repaired as it was read; text may be missing")
+    if failed:
+        warnings.append(f"{_page_list(failed)} could not be read ({read.problem})")
+    blank = [page.page_idx for page in pages if not page.text.strip()]
+    blank = sorted(set(blank) - set(failed))
+    if blank:
+        warnings.append(
+            f"no text on {_page_list(blank)} (blank or scanned; `ocrmypdf` adds text to scans)"
+        )
+    return _document(raw, read.engine, read.num_pages_total, pages, warnings)
+
+
+def _extract_text(
+    raw: RawDocument, ranges: tuple[range, ...] | None, progress: ProgressFn
+) -> Document:
+    decoded, warnings = textfile.decode(raw.data, raw.source)
+    # Joined first and cut afterwards, so that no join crosses from a page to the next.
+    text = normalize.clean_text(decoded, keep_form_feeds=True)
+    (text,) = normalize.join_hyphens([text], typeset=False)
+    if not text.strip():
+        raise NoTextError(f"{raw.source} holds no text, only white space")
+    parts = textfile.split_pages(text)
+    page_indices = _select(raw, ranges, len(parts))
+    pages = tuple(Page(page_idx, None, parts[page_idx]) for page_idx in page_indices)
+    if not any(page.text for page in pages):
+        raise NoTextError(f"{raw.source}: the selected pages hold no text; choose others")
+    progress(Progress("read", len(pages), len(pages), "pages"))
+    warnings = _clip_warnings(ranges, len(parts)) + warnings
+    return _document(raw, textfile.ENGINE, len(parts), pages, warnings)
+
+
+def _document(
+    raw: RawDocument,
+    engine: str,
+    num_pages_total: int,
+    pages: tuple[Page, ...],
+    warnings: Sequence[str],
+) -> Document:
+    quality = normalize.quality_warnings("\n".join(page.text for page in pages))
+    return Document(
+        raw.name, raw.sha256, raw.kind, engine, num_pages_total, pages, (*warnings, *quality)
+    )
+
+
+def _select(raw: RawDocument, ranges: tuple[range, ...] | None, num_pages: int) -> list[int]:
+    if ranges is None:
+        return list(range(num_pages))
+    for wanted in ranges:
+        if wanted.start >= num_pages:
+            raise UsageError(
+                f"--pages: {raw.source} has no page {wanted.start + 1}; its pages are 1-{num_pages}"
+            )
+    return [idx for r in ranges for idx in range(r.start, min(r.stop, num_pages))]
+
+
+def _clip_warnings(ranges: tuple[range, ...] | None, num_pages: int) -> list[str]:
+    if ranges and num_pages < ranges[-1].stop < sys.maxsize:
+        return [f"--pages asks for pages up to {ranges[-1].stop}, but the last is {num_pages}"]
+    return []
+
+
+def _page_list(page_indices: Sequence[int]) -> str:
+    """`page 3` or `pages 3, 7-9`; ascending indices in, numbers from 1 out."""
+    spans: list[list[int]] = []
+    for page_idx in page_indices:
+        if spans and page_idx == spans[-1][1] + 1:
+            spans[-1][1] = page_idx
+        else:
+            spans.append([page_idx, page_idx])
+    shown = [f"{a + 1}" if a == b else f"{a + 1}-{b + 1}" for a, b in spans[:_MAX_NAMED_RANGES]]
+    if len(spans) > _MAX_NAMED_RANGES:
+        shown.append(f"and more, {len(page_indices)} in all")
+    return f"page{'s' if len(page_indices) > 1 else ''} {', '.join(shown)}"

@@ -1,0 +1,254 @@
+"""PDFs: damage, passwords, labels, word spacing, and real files."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import random
+import re
+import unicodedata
+from pathlib import Path
+
+import pytest
+from pypdf import PdfReader, PdfWriter
+from pypdf.constants import PageLabelStyle
+from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
+
+from longread.document import document_text, extract, read_source
+from longread.errors import DocumentError, LongreadError, NoTextError, PasswordError
+from longread.pdf import _page_text
+from tests.small_pdf import PDF, make_writer, raw_document, show, to_bytes
+
+
+def test_page_labels_are_none_where_they_are_the_plain_number() -> None:
+    writer = make_writer(show(f"Page {number}") for number in range(6))
+    writer.set_page_label(0, 1, PageLabelStyle.LOWERCASE_ROMAN)
+    writer.set_page_label(2, 3, PageLabelStyle.DECIMAL, start=1)
+    writer.set_page_label(4, 5, PageLabelStyle.DECIMAL, start=5)
+    document = extract(raw_document(to_bytes(writer)))
+    assert [page.label for page in document.pages] == ["i", "ii", "1", "2", None, None]
+
+
+def with_unreadable_page() -> bytes:
+    writer = make_writer([show("First page"), show("Second page"), b"", show("Fourth page")])
+    contents = writer.pages[1]["/Contents"]
+    contents[NameObject("/Filter")] = NameObject("/NoSuchFilter")  # type: ignore[index]
+    return to_bytes(writer)
+
+
+def test_a_damaged_page_is_a_warning_and_so_is_one_without_text() -> None:
+    document = extract(raw_document(with_unreadable_page()))
+    assert [page.text for page in document.pages] == ["First page", "", "", "Fourth page"]
+    unreadable, blank = document.warnings
+    assert unreadable.startswith("page 2 could not be read (") and "NoSuchFilter" in unreadable
+    assert blank.startswith("no text on page 3 ") and "ocrmypdf" in blank
+
+
+def test_only_damaged_pages_are_an_error_that_says_why() -> None:
+    with pytest.raises(DocumentError, match="NoSuchFilter") as caught:
+        extract(raw_document(with_unreadable_page()), pages="2")
+    assert caught.value.exit_code == 3
+
+
+def test_textless_pdf_names_ocrmypdf() -> None:
+    with pytest.raises(NoTextError, match="ocrmypdf") as caught:
+        extract(raw_document(to_bytes(make_writer([b"", b"0 0 10 10 re f"]))))
+    assert caught.value.exit_code == 5
+    with pytest.raises(NoTextError, match="selected pages"):
+        extract(raw_document(with_unreadable_page()), pages="3")
+
+
+def test_many_page_numbers_in_a_warning_are_ranges_and_bounded() -> None:
+    contents = [b"" if number % 3 else show("Text") for number in range(60)]
+    (warning,) = extract(raw_document(to_bytes(make_writer(contents)))).warnings
+    assert warning.startswith("no text on pages 2-3, 5-6, ") and "and more, 40 in all" in warning
+
+
+def test_a_repaired_file_says_so_and_nothing_reaches_the_log_or_terminal(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged = re.sub(rb"startxref\n\d+", b"startxref\n99", PDF)
+    logger = logging.getLogger("pypdf")
+    before = (list(logger.handlers), logger.propagate)
+    document = extract(raw_document(damaged))
+    assert len(document.pages) == 6 and document.pages[5].text == "This is page number 6."
+    assert any("damaged" in warning for warning in document.warnings)
+    assert capfd.readouterr() == ("", "") and not caplog.records
+    assert (list(logger.handlers), logger.propagate) == before
+
+
+def test_mutated_and_truncated_files_end_in_text_or_one_line() -> None:
+    rng = random.Random(5)
+    num_errors = 0
+    for _ in range(150):
+        data = bytearray(PDF[: rng.choice([len(PDF), rng.randrange(9, len(PDF))])])
+        for _ in range(rng.randrange(1, 30)):
+            data[rng.randrange(8, len(data))] = rng.randrange(256)
+        try:
+            document = extract(raw_document(bytes(data)))
+        except LongreadError as error:
+            num_errors += 1
+            assert "\n" not in str(error) and len(str(error)) < 400
+            assert error.exit_code in (3, 4, 5)
+        else:
+            assert document_text(document).strip()
+    assert 10 < num_errors < 140
+
+
+def test_a_form_that_calls_itself_ends() -> None:
+    writer = make_writer([b"/X0 Do " + show("Text")])
+    form = DecodedStreamObject()
+    form[NameObject("/Type")] = NameObject("/XObject")
+    form[NameObject("/Subtype")] = NameObject("/Form")
+    form.set_data(b"/X0 Do")
+    reference = writer._add_object(form)
+    resources = writer.pages[0]["/Resources"]
+    resources[NameObject("/XObject")] = DictionaryObject({NameObject("/X0"): reference})  # type: ignore[index]
+    form[NameObject("/Resources")] = resources
+    assert "Text" in document_text(extract(raw_document(to_bytes(writer))))
+
+
+def encrypted(user: str, owner: str, algorithm: str) -> bytes:
+    writer = PdfWriter(clone_from=io.BytesIO(PDF))
+    writer.encrypt(user, owner, algorithm=algorithm)
+    return to_bytes(writer)
+
+
+@pytest.mark.parametrize("algorithm", ["RC4-128", "AES-128", "AES-256"])
+def test_passwords(algorithm: str) -> None:
+    document = raw_document(encrypted("geheim", "owner", algorithm))
+    for password in ("geheim", "owner", lambda name: "geheim"):
+        assert extract(document, password=password).pages[0].text == "This is page number 1."
+    for missing in (None, "", lambda name: None):
+        with pytest.raises(PasswordError, match="--password or LONGREAD_PASSWORD") as caught:
+            extract(document, password=missing)
+        assert "encrypted" in str(caught.value)
+    with pytest.raises(PasswordError, match="wrong.*--password or LONGREAD_PASSWORD") as caught:
+        extract(document, password="falsch")
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("password", ["pässwört", "pässwört☃", "ﬁne"])
+def test_passwords_outside_ascii(password: str) -> None:
+    document = raw_document(encrypted(password, "owner", "AES-256"))
+    assert len(extract(document, password=password).pages) == 6
+
+
+def test_a_file_with_permissions_only_opens_without_asking() -> None:
+    def ask(name: str) -> str:
+        raise AssertionError("asked for a password that is not needed")
+
+    document = extract(raw_document(encrypted("", "owner", "AES-256")), password=ask)
+    assert len(document.pages) == 6
+    assert len(extract(raw_document(PDF), password=ask).pages) == 6
+
+
+def test_the_callable_is_asked_for_the_file_by_name() -> None:
+    asked: list[str] = []
+    with pytest.raises(PasswordError):
+        extract(raw_document(encrypted("a", "b", "RC4-128"), "secret.pdf"), password=asked.append)
+    assert asked == ["secret.pdf"]
+
+
+def spaced(show_text: bytes) -> bytes:
+    """Justified text: two pieces of a word, the second placed where the first ends."""
+    # Helvetica at 10 points: "one two three four fi" is 87.32 wide, and its four spaces get 3 each.
+    return b"BT /F1 10 Tf 72 700 Td 3 Tw " + show_text + b" 99.32 0 Td (ve six) Tj ET"
+
+
+@pytest.mark.parametrize(
+    "show_text",
+    [
+        b"(one two three four fi) Tj",
+        b"[(one two ) -0.1 (three four fi)] TJ",
+        b"12 TL (one two three four fi) '",
+        b'12 TL 3 0 (one two three four fi) "',
+        b"q 1 Tw Q (one two three four fi) Tj",
+    ],
+)
+def test_word_spacing_puts_no_space_into_words(show_text: bytes) -> None:
+    content = spaced(show_text)
+    assert document_text(extract(raw_document(to_bytes(make_writer([content]))))) == (
+        "one two three four five six"
+    )
+
+
+def test_word_gaps_beside_word_spacing_stay() -> None:
+    content = b"BT /F1 10 Tf 72 700 Td 3 Tw (one two) Tj 60 0 Td (three) Tj ET"
+    assert document_text(extract(raw_document(to_bytes(make_writer([content]))))) == "one two three"
+
+
+def test_odd_text_operators_do_not_lose_the_page() -> None:
+    content = b"BT /F1 10 Tf (bad) Tw /F9 12 Tf 1 Tw (a b) Tj Q Q ET " + show("Still here")
+    assert "Still here" in document_text(extract(raw_document(to_bytes(make_writer([content])))))
+
+
+def test_reading_leaves_the_reader_free_of_parsed_content() -> None:
+    reader = PdfReader(io.BytesIO(to_bytes(make_writer([spaced(b"(one two three four fi) Tj")]))))
+    page = reader.pages[0]
+    contents = page.raw_get("/Contents")
+    assert _page_text(page, reader) == _page_text(page, reader) == "one two three four five six"
+    assert page.raw_get("/Contents") is contents
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "generated/gen_base.pdf",
+        "generated/gen_two_columns.pdf",
+        "generated/gen_rotate90.pdf",
+        "generated/gen_aes256_user_password.pdf",
+        "generated/gen_unicode_password.pdf",
+        "generated/gen_owner_only_password.pdf",
+        "generated/gen_bad_startxref.pdf",
+        "generated/gen_garbage_prefix.pdf",
+        "generated/gen_mixed_text_and_scan.pdf",
+        "generated/gen_header_footer_12p.pdf",
+        "generated/gen_ligatures_softhyphen.pdf",
+        "generated/gen_mixed_scripts.pdf",
+        "real/issue6010_2-nonascii-password.pdf",
+        "real/minimal-document.pdf",
+        "real/tracemonkey.pdf",
+    ],
+)
+def test_expected_text_of_evaluation_pdfs(evaldata: Path, name: str) -> None:
+    folder = evaldata / "pdfs"
+    expected = json.loads((folder / "expected.json").read_text("utf-8"))[name]
+    document = extract(read_source(str(folder / name)), password=expected.get("password"))
+    text = " ".join(document_text(document).split())
+    for wording in [*expected.get("must", []), *expected.get("order", [])]:
+        assert unicodedata.normalize("NFKC", wording) in text
+    places = [text.index(wording) for wording in expected.get("order", [])]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("generated/gen_zero_bytes.pdf", DocumentError),
+        ("generated/gen_scanned_no_text.pdf", NoTextError),
+        ("generated/gen_aes128_user_password.pdf", PasswordError),
+        ("generated/gen_truncated_half.pdf", DocumentError),
+        ("real/Pages-tree-refs.pdf", DocumentError),
+        ("real/poppler-85140-0.pdf", DocumentError),
+        ("real/REDHAT-1531897-0.pdf", DocumentError),
+        ("real/issue5481-scanned.pdf", NoTextError),
+    ],
+)
+def test_expected_errors_of_evaluation_pdfs(
+    evaldata: Path, name: str, error: type[LongreadError]
+) -> None:
+    with pytest.raises(error) as caught:
+        extract(read_source(str(evaldata / "pdfs" / name)))
+    assert type(caught.value) is error and "\n" not in str(caught.value)
+
+
+def test_warnings_and_labels_of_evaluation_pdfs(evaldata: Path) -> None:
+    folder = evaldata / "pdfs" / "generated"
+    mixed = extract(read_source(str(folder / "gen_mixed_text_and_scan.pdf")))
+    assert [warning for warning in mixed.warnings if "no text on pages 4-5" in warning]
+    labelled = extract(read_source(str(folder / "gen_outline_pagelabels.pdf")))
+    labels = [page.label for page in labelled.pages]
+    assert labels == ["i", "ii", "iii", "iv", "1", "2", "3", "4", "5", "6", "7", "8"]
+    assert "The value of parameter number 7 is 1818" in labelled.pages[6].text
