@@ -1,0 +1,236 @@
+"""The decoder: llama, mistral, qwen2 and qwen3 as one loop over fused weights.
+
+Owns prefill, extend and decode on a KVCache; not files (weights.py), not policies, not sampling.
+Hugging Face's models are the oracle of the tests and never run here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from longread_kernels import dispatch as ops
+from torch import Tensor
+
+from longread.attention import causal_attention, decode_attention, prompt_mass
+from longread.cache import KVCache
+from longread.errors import ContextError, ModelError
+from longread.policies import Policy
+from longread.trace import Trace
+from longread.weights import ModelConfig, load_config, load_weights
+
+_CHUNK_TOKENS = {"cpu": 2048, "cuda": 4096}
+_MOMENT_STRIDE = 4  # a quarter of the queries is enough for a D x D second moment
+
+
+@dataclass(frozen=True)
+class _Layer:
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Tensor
+    o_bias: Tensor | None
+    post_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+class Decoder:
+    """A model on a device. All methods run without gradients."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.config = config
+        self.device = device
+        self.dtype = dtype
+        self._embed = weights["embed_tokens"]
+        self._norm = weights["norm"]
+        self._lm_head = weights.get("lm_head", self._embed)
+        self._layers = [
+            _Layer(
+                **{name: weights.get(f"layers.{i}.{name}") for name in _Layer.__dataclass_fields__}  # type: ignore[arg-type]
+            )
+            for i in range(config.num_hidden_layers)
+        ]
+        self._inv_freq = weights["inv_freq"].to(device=device, dtype=torch.float32)
+        self._cos = self._sin = self._inv_freq.new_empty((0, config.head_dim // 2))
+
+    @classmethod
+    def load(cls, model_dir: Path, device: str, dtype: str) -> Decoder:
+        """Load a converted model. device: auto, cpu or cuda[:n]; dtype: auto, bfloat16, float32.
+
+        Raises ModelError where the device is missing or the dtype is not one of these.
+        """
+        torch_device = choose_device(device)
+        torch_dtype = choose_dtype(dtype)
+        weights = load_weights(model_dir, device=str(torch_device), dtype=torch_dtype)
+        return cls(load_config(model_dir), weights, torch_device, torch_dtype)
+
+    def new_cache(self, num_rows: int) -> KVCache:
+        """An empty cache with room for `num_rows` rows."""
+        config = self.config
+        return KVCache(
+            config.num_hidden_layers,
+            config.num_key_value_heads,
+            config.head_dim,
+            num_rows,
+            device=self.device,
+            dtype=self.dtype,
+        )
+
+    @torch.inference_mode()
+    def prefill(
+        self, token_ids: Tensor, cache: KVCache, on_layer: Callable[[int], None] | None = None
+    ) -> None:
+        """Read document tokens with dense attention, in chunks, without logits.
+
+        token_ids: [T] int64. Adds the queries' second moments to the cache. on_layer is called
+        after each layer with the rows read so far, a chunk counting by the share of its layers.
+        """
+        self._check_window(cache.length + token_ids.shape[0])
+        for chunk in token_ids.split(_CHUNK_TOKENS[self.device.type]):
+            self._read(chunk, cache, None, None, on_layer)
+
+    @torch.inference_mode()
+    def extend(
+        self, token_ids: Tensor, cache: KVCache, policy: Policy, trace: Trace | None = None
+    ) -> Tensor:
+        """Read a question with dense attention to every row; logits [V] fp32 of its last token."""
+        self._check_window(cache.length + token_ids.shape[0])
+        hidden = torch.empty(0)
+        chunks = token_ids.split(_CHUNK_TOKENS[self.device.type])
+        for chunk_idx, chunk in enumerate(chunks):
+            last = chunk_idx == len(chunks) - 1
+            hidden = self._read(chunk, cache, policy, trace if last else None, None)
+        return self._logits(hidden[-1])
+
+    @torch.inference_mode()
+    def decode(
+        self, token_id: Tensor, cache: KVCache, policy: Policy, trace: Trace | None = None
+    ) -> Tensor:
+        """Append one token ([1] int64), attend as the policy selects; logits [V] fp32."""
+        start, end = cache.length, cache.length + 1
+        self._check_window(end)
+        cache.reserve(end)
+        if trace is not None:
+            trace.start_step(end)
+        cos, sin = self._rope_rows(start, end)
+        hidden = F.embedding(token_id.to(self.device), self._embed)
+        for layer_idx, layer in enumerate(self._layers):
+            q, k, v = self._project(layer, hidden, cos, sin)
+            cache.write(layer_idx, start, k, v)
+            policy.appended(layer_idx, start, end)
+            attended = decode_attention(q[0], cache, layer_idx, end, policy, trace)
+            hidden = self._finish_layer(layer, hidden, attended[None])
+        cache.length = end
+        return self._logits(hidden[-1])
+
+    def _read(
+        self,
+        token_ids: Tensor,
+        cache: KVCache,
+        policy: Policy | None,
+        trace: Trace | None,
+        on_layer: Callable[[int], None] | None,
+    ) -> Tensor:
+        start = cache.length
+        end = start + token_ids.shape[0]
+        cache.reserve(end)
+        cos, sin = self._rope_rows(start, end)
+        hidden = F.embedding(token_ids.to(self.device), self._embed)
+        for layer_idx, layer in enumerate(self._layers):
+            q, k, v = self._project(layer, hidden, cos, sin)
+            cache.write(layer_idx, start, k, v)
+            if policy is None:
+                cache.add_moment(layer_idx, self._second_moment(q))
+            else:
+                policy.observe(layer_idx, q, start)
+                policy.appended(layer_idx, start, end)
+            if trace is not None:
+                prompt_mass(q[-1], cache, layer_idx, end, trace)
+            attended = causal_attention(q, cache, layer_idx, start)
+            hidden = self._finish_layer(layer, hidden, attended)
+            if on_layer is not None:
+                on_layer(start + (end - start) * (layer_idx + 1) // len(self._layers))
+        cache.length = end
+        return hidden
+
+    def _project(
+        self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        config = self.config
+        normed = ops.rms_norm(hidden, layer.input_norm, config.rms_norm_eps)
+        heads = F.linear(normed, layer.qkv, layer.qkv_bias).view(
+            hidden.shape[0], -1, config.head_dim
+        )  # [T, H_q + 2 H_kv, D]
+        num_q, num_kv = config.num_attention_heads, config.num_key_value_heads
+        q, k, v = heads.split((num_q, num_kv, num_kv), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q = ops.rms_norm(q, layer.q_norm, config.rms_norm_eps)
+            k = ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
+        return ops.rope(q, cos, sin), ops.rope(k, cos, sin), v
+
+    def _finish_layer(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
+        hidden = hidden + F.linear(attended, layer.o, layer.o_bias)
+        normed = ops.rms_norm(hidden, layer.post_norm, self.config.rms_norm_eps)
+        return hidden + F.linear(ops.swiglu(F.linear(normed, layer.gate_up)), layer.down)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        normed = ops.rms_norm(hidden[None], self._norm, self.config.rms_norm_eps)
+        return F.linear(normed, self._lm_head)[0].float()
+
+    def _second_moment(self, q: Tensor) -> Tensor:
+        """Sum of q q^T for each KV head. q: [T, H_q, D]; returns [H_kv, D, D] fp32."""
+        num_kv_heads, head_dim = self.config.num_key_value_heads, self.config.head_dim
+        sampled = q[::_MOMENT_STRIDE].float().transpose(0, 1)  # [H_q, n, D]
+        sampled = sampled.reshape(num_kv_heads, -1, head_dim)
+        return torch.matmul(sampled.transpose(1, 2), sampled)
+
+    def _rope_rows(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        if end > self._cos.shape[0]:
+            num_rows = min(self.config.window, max(end, 2 * self._cos.shape[0], 4096))
+            positions = torch.arange(num_rows, device=self.device, dtype=torch.float32)
+            angles = torch.outer(positions, self._inv_freq)
+            scaling = self.config.attention_scaling
+            self._cos, self._sin = angles.cos() * scaling, angles.sin() * scaling
+        return self._cos[start:end], self._sin[start:end]
+
+    def _check_window(self, num_rows: int) -> None:
+        if num_rows > self.config.window:
+            raise ContextError(
+                f"{num_rows:,} tokens do not fit the window of {self.config.name}, "
+                f"which is {self.config.window:,} tokens"
+            )
+
+
+def choose_device(device: str) -> torch.device:
+    """`auto` is CUDA where there is a GPU; raises ModelError for a device that is not there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ModelError(f"no such device: {device!r}; use auto, cpu or cuda") from error
+    if chosen.type not in _CHUNK_TOKENS:
+        raise ModelError(f"device {device!r} is not supported; use auto, cpu or cuda")
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError("no CUDA GPU was found; use --device cpu, or see `longread doctor`")
+    return chosen
+
+
+def choose_dtype(dtype: str) -> torch.dtype:
+    """`auto` is bfloat16; raises ModelError for anything but bfloat16 and float32."""
+    dtypes = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+    if dtype not in dtypes:
+        raise ModelError(f"dtype must be one of {', '.join(dtypes)}, not {dtype!r}")
+    return dtypes[dtype]

@@ -1,0 +1,27 @@
+"""The table of policies: which cached rows a decode step reads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from longread.config import Settings, parse_budget
+from longread.policies.base import Policy, Turn
+from longread.policies.dense import Dense
+from longread.policies.tokenselect import TokenSelect
+
+POLICIES: dict[str, type[Policy]] = {"dense": Dense, "tokenselect": TokenSelect}
+
+__all__ = ["POLICIES", "Dense", "Policy", "TokenSelect", "Turn", "make_policy"]
+
+
+def make_policy(settings: Settings, num_rows: int) -> Policy:
+    """The policy of `settings`, whose fields are settings of the same name.
+
+    num_rows: rows of the documents, of which a budget given as a fraction is one.
+    """
+    policy_type = POLICIES[settings.policy]
+    names = [field.name for field in dataclasses.fields(policy_type) if field.init]
+    values = {name: getattr(settings, name) for name in names}
+    if "budget" in values:
+        values["budget"] = parse_budget(settings.budget).resolve(num_rows)
+    return policy_type(**values)

@@ -1,0 +1,41 @@
+"""What a policy is: told of the cache once a document, of each turn, and asked at each step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from longread.cache import KVCache
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Rows [question_start, question_end) hold the question that is being answered."""
+
+    question_start: int
+    question_end: int
+
+
+@dataclass
+class Policy:
+    """Reads every row. A subclass overrides what it needs; the fields are its hyper-parameters."""
+
+    def prepare(self, cache: KVCache) -> None:
+        """Called once when the documents are in the cache."""
+
+    def start_turn(self, turn: Turn) -> None:
+        """Called before the first answer token of each turn."""
+
+    def observe(self, layer_idx: int, q: Tensor, start: int) -> None:
+        """Called for each layer while rows [start, start + T) are read. q: [T, H_q, D]."""
+
+    def appended(self, layer_idx: int, start: int, end: int) -> None:
+        """Called when rows [start, end) of one layer have been written."""
+
+    def select(self, layer_idx: int, q: Tensor, num_rows: int) -> Tensor | None:
+        """Rows for one token: int64 [sets, n] with -1 for empty places; None means all rows.
+
+        q: [H_q, D] after RoPE; rows [0, num_rows) are in the cache, the token's own among them.
+        """
+        return None

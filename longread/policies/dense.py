@@ -1,0 +1,12 @@
+"""Dense attention: every row at every step. The reference for all other policies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from longread.policies.base import Policy
+
+
+@dataclass
+class Dense(Policy):
+    """Attends to all cached rows."""

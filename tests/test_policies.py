@@ -1,0 +1,230 @@
+"""Every policy through the same tests, over the POLICIES table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from longread.cache import KVCache
+from longread.evaluate.selection import mass_kept
+from longread.index import INDEX_KINDS
+from longread.model import Decoder
+from longread.policies import POLICIES, Dense, Policy, TokenSelect, Turn
+from longread.trace import Trace
+from tests import tiny
+
+VOTES = ("group", "group-max", "all", "threshold", "none")
+NUM_ROWS, QUESTION_LEN = 400, 20
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    root = tmp_path_factory.mktemp("policies")
+    folder = tiny.save_hf_folder(root / "hf", "qwen2")
+    return Decoder.load(tiny.convert(folder, root / "models"), "cpu", "float32")
+
+
+@pytest.fixture(scope="module")
+def ids(decoder: Decoder) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, decoder.config.vocab_size, (NUM_ROWS + 60,), generator=generator)
+
+
+def _make(name: str, budget: int) -> Policy:
+    policy_type = POLICIES[name]
+    takes_budget = "budget" in {field.name for field in dataclasses.fields(policy_type)}
+    return policy_type(budget=budget) if takes_budget else policy_type()  # type: ignore[call-arg]
+
+
+def _ask(
+    decoder: Decoder,
+    ids: Tensor,
+    policy: Policy,
+    before_decode: Callable[[KVCache], None] | None = None,
+    trace: Trace | None = None,
+    num_steps: int = 8,
+) -> Tensor:
+    """Logits [steps, V] of a turn: document, question, then the given tokens as answer."""
+    cache = decoder.new_cache(NUM_ROWS)
+    start = NUM_ROWS - QUESTION_LEN
+    decoder.prefill(ids[:start], cache)
+    policy.prepare(cache)
+    policy.start_turn(Turn(start, NUM_ROWS))
+    logits = [decoder.extend(ids[start:NUM_ROWS], cache, policy)]
+    if before_decode is not None:
+        before_decode(cache)
+    for position in range(NUM_ROWS, NUM_ROWS + num_steps):
+        logits.append(decoder.decode(ids[position : position + 1], cache, policy, trace))
+    return torch.stack(logits)
+
+
+def _trace(decoder: Decoder) -> Trace:
+    config = decoder.config
+    return Trace(
+        config.num_hidden_layers,
+        config.num_key_value_heads,
+        NUM_ROWS,
+        device=torch.device("cpu"),
+        keep_steps=True,
+    )
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_budget_of_all_rows_gives_dense_logits(decoder: Decoder, ids: Tensor, name: str) -> None:
+    dense = _ask(decoder, ids, Dense())
+    for budget in (NUM_ROWS, NUM_ROWS + 1000):
+        torch.testing.assert_close(_ask(decoder, ids, _make(name, budget)), dense)
+
+
+@pytest.mark.parametrize("index", INDEX_KINDS)
+@pytest.mark.parametrize("vote", VOTES)
+def test_all_rows_but_one_are_gathered_and_come_close_to_dense(
+    decoder: Decoder, ids: Tensor, vote: str, index: str
+) -> None:
+    """The gathering path itself: one row of 400 is missing, so the logits barely move."""
+    budget = NUM_ROWS - 4 - 16 - QUESTION_LEN
+    policy = TokenSelect(budget=budget, vote=vote, index=index, window_size=16)
+    trace = _trace(decoder)
+    found = _ask(decoder, ids, policy, trace=trace, num_steps=2)
+    assert trace.steps[0][0] is not None, "the gathering path was not taken"
+    dense = _ask(decoder, ids, Dense(), num_steps=2)
+    assert float((found - dense).pow(2).mean().sqrt() / dense.pow(2).mean().sqrt()) < 0.05
+
+
+@pytest.mark.parametrize("vote", VOTES)
+def test_rows_that_are_not_selected_are_never_read(
+    decoder: Decoder, ids: Tensor, vote: str
+) -> None:
+    def make() -> TokenSelect:
+        return TokenSelect(budget=30, vote=vote, window_size=16)
+
+    trace = _trace(decoder)
+    expected = _ask(decoder, ids, make(), trace=trace)
+    assert torch.isfinite(expected).all()
+
+    def poison(cache: KVCache) -> None:
+        for layer_idx in range(cache.num_layers):
+            for head in range(cache.k.shape[1]):
+                read: set[int] = set()
+                for step in trace.steps:
+                    indices = step[layer_idx]
+                    assert indices is not None
+                    per_head = indices.chunk(cache.k.shape[1]) if len(indices) > 1 else [indices]
+                    read |= set(per_head[head % len(per_head)].flatten().tolist())
+                unread = [row for row in range(NUM_ROWS) if row not in read]
+                assert len(unread) > NUM_ROWS // 4
+                cache.k[layer_idx, head, unread] = torch.nan
+                cache.v[layer_idx, head, unread] = torch.nan
+
+    torch.testing.assert_close(_ask(decoder, ids, make(), before_decode=poison), expected)
+
+
+def test_two_kv_heads_of_one_layer_choose_different_rows(decoder: Decoder, ids: Tensor) -> None:
+    trace = _trace(decoder)
+    _ask(decoder, ids, TokenSelect(budget=30, window_size=16), trace=trace)
+    indices = trace.steps[0][1]
+    assert indices is not None and indices.shape[0] == 2
+    first, second = (set(rows.tolist()) for rows in indices)
+    assert len(first) == len(second) and len(first - second) >= 3
+
+
+def test_sinks_window_and_question_are_always_kept(decoder: Decoder, ids: Tensor) -> None:
+    trace = _trace(decoder)
+    policy = TokenSelect(budget=10, sink_size=3, window_size=5)
+    _ask(decoder, ids, policy, trace=trace)
+    for step_idx, step in enumerate(trace.steps):
+        num_rows = NUM_ROWS + step_idx + 1
+        kept = {*range(3), *range(NUM_ROWS - QUESTION_LEN, NUM_ROWS)}
+        kept |= set(range(num_rows - 5, num_rows))
+        for indices in step:
+            assert indices is not None
+            for rows in indices.tolist():
+                assert kept <= set(rows)
+                assert len(rows) == len(set(rows)) == len(kept) + 10
+
+
+def test_a_row_that_falls_out_of_the_window_competes_for_the_budget(
+    decoder: Decoder, ids: Tensor
+) -> None:
+    trace = _trace(decoder)
+    _ask(decoder, ids, TokenSelect(budget=10, window_size=1), trace=trace, num_steps=30)
+    last = trace.steps[-1][0]
+    assert last is not None
+    answer_rows = set(range(NUM_ROWS, NUM_ROWS + 29))
+    assert not all(answer_rows <= set(rows) for rows in last.tolist())
+
+
+def test_the_trace_counts_mass_and_rows(decoder: Decoder, ids: Tensor) -> None:
+    config = decoder.config
+    for policy in (Dense(), TokenSelect(budget=30, window_size=16)):
+        trace = _trace(decoder)
+        _ask(decoder, ids, policy, trace=trace)
+        assert trace.num_steps == 8
+        # Each head gives a mass of 1 a step; what fell on later rows is not counted.
+        group_size = config.num_attention_heads // config.num_key_value_heads
+        total = trace.mass.sum(dim=-1)
+        assert (total <= 8 * group_size + 1e-3).all() and (total > 4 * group_size).all()
+        rows = 30 + 4 + QUESTION_LEN + 16 - 8  # the window overlaps the question at first
+        kept = trace.fraction_kept
+        assert kept == 1.0 if isinstance(policy, Dense) else 0.9 < kept * NUM_ROWS / rows < 1.2
+        if not isinstance(policy, Dense):
+            inside = sum(
+                int((indices < NUM_ROWS).sum())
+                for step in trace.steps
+                for indices in step  # type: ignore[operator]
+            )
+            assert int(trace.selected.sum()) == inside * group_size
+
+
+def test_mass_kept_grows_with_the_budget_and_reaches_one(decoder: Decoder, ids: Tensor) -> None:
+    kept = []
+    for budget in (1, 20, 100, len(ids)):
+        policy = TokenSelect(budget=budget, window_size=8)
+        kept.append(mass_kept(decoder, ids, lambda _, policy=policy: policy)["mass_kept"])
+    assert kept == sorted(kept) and kept[0] < 0.9 and abs(kept[-1] - 1.0) < 1e-6
+
+
+class _NoScalars(TorchDispatchMode):
+    """Fails where a tensor's value is asked for, be it by `.item()` or by a branch."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        assert func is not torch.ops.aten._local_scalar_dense.default, "a tensor's value was read"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("vote", VOTES)
+def test_the_decode_path_never_waits_for_a_tensor(
+    decoder: Decoder, ids: Tensor, vote: str
+) -> None:
+    policy = TokenSelect(budget=30, vote=vote, window_size=16)
+    cache = decoder.new_cache(NUM_ROWS)
+    decoder.prefill(ids[: NUM_ROWS - QUESTION_LEN], cache)
+    policy.prepare(cache)
+    policy.start_turn(Turn(NUM_ROWS - QUESTION_LEN, NUM_ROWS))
+    decoder.extend(ids[NUM_ROWS - QUESTION_LEN : NUM_ROWS], cache, policy)
+    trace = _trace(decoder)
+    with _NoScalars():
+        decoder.decode(ids[:1], cache, policy, trace)
+        with pytest.raises(AssertionError, match="a tensor's value was read"):
+            bool(ids[0] > 0)
+    assert trace.num_steps == 1
+
+
+@pytest.mark.weights
+@pytest.mark.parametrize(("index", "least"), (("exact", 0.975), ("int8", 0.968), ("fp8", 0.968)))
+def test_20_percent_keeps_the_attention_of_smollm2(
+    smollm2_dir: Path, index: str, least: float
+) -> None:
+    from longread.tokenizer import Tokenizer
+
+    text = Path(__file__).parent.parent.joinpath("sample_docs/us_constitution.txt").read_text()
+    token_ids = torch.tensor(Tokenizer.load(smollm2_dir).encode(text)[:4096])
+    smollm2 = Decoder.load(smollm2_dir, "cpu", "bfloat16")
+    kept = mass_kept(smollm2, token_ids, lambda rows: TokenSelect(budget=rows // 5, index=index))
+    assert kept["mass_kept"] >= least
