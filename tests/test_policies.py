@@ -199,9 +199,7 @@ class _NoScalars(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("vote", VOTES)
-def test_the_decode_path_never_waits_for_a_tensor(
-    decoder: Decoder, ids: Tensor, vote: str
-) -> None:
+def test_the_decode_path_never_waits_for_a_tensor(decoder: Decoder, ids: Tensor, vote: str) -> None:
     policy = TokenSelect(budget=30, vote=vote, window_size=16)
     cache = decoder.new_cache(NUM_ROWS)
     decoder.prefill(ids[: NUM_ROWS - QUESTION_LEN], cache)

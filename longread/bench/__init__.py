@@ -1,0 +1,1 @@
+"""Speed: longread beside dense attention and beside Hugging Face; run by `longread bench`."""

@@ -1,0 +1,177 @@
+"""Prefill beside Hugging Face's: same weights, dtype, tokens and machine, each in its own process.
+
+Both contenders are started in turn, several times; each reports its own wall time and its peak
+resident memory. A run whose last logits differ from Hugging Face's by over 2 % relative RMS in
+bfloat16 (0.01 % in float32) is not reported.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from longread.errors import LongreadError
+from longread.model import Decoder, choose_device, choose_dtype
+from longread.policies import Dense
+from longread.weights import load_config, load_weights
+
+CONTENDERS = ("longread", "huggingface")
+_TOLERANCE = {torch.bfloat16: 0.02, torch.float32: 1e-4}
+
+
+@dataclass(frozen=True)
+class PrefillRun:
+    """One prefill of `num_tokens`; peak_bytes is the process's resident peak, or the GPU's."""
+
+    contender: str
+    num_tokens: int
+    prefill_s: float
+    peak_bytes: int
+
+
+def run(
+    model_dir: Path, device: str, dtype: str, num_tokens: int, repeats: int
+) -> tuple[list[PrefillRun], float]:
+    """Time both contenders in turn on random token ids, `repeats` times after one warm-up each.
+
+    Returns the runs and the relative RMS difference of the last logits. Raises LongreadError
+    where they do not match.
+    """
+    runs: list[PrefillRun] = []
+    logits: dict[str, Tensor] = {}
+    with tempfile.TemporaryDirectory(prefix="longread-bench-") as directory:
+        for repeat in range(repeats):
+            for contender in CONTENDERS[:: 1 if repeat % 2 == 0 else -1]:
+                out = Path(directory) / f"{contender}.pt"
+                arguments = [str(model_dir), device, dtype, str(num_tokens), contender, str(out)]
+                command = [sys.executable, "-m", "longread.bench.prefill", *arguments]
+                child = subprocess.run(command, capture_output=True, text=True, check=False)
+                if child.returncode != 0:
+                    last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+                    raise LongreadError(f"the prefill of {contender} failed: {last}")
+                runs.append(PrefillRun(**json.loads(child.stdout)))
+                logits[contender] = torch.load(out, weights_only=True)
+    difference = relative_rms(logits["longread"], logits["huggingface"])
+    tolerance = _TOLERANCE[choose_dtype(dtype)]
+    if difference > tolerance:
+        raise LongreadError(
+            f"the logits differ by {difference:.2%} relative RMS, over {tolerance:.2%}: "
+            "nothing is reported"
+        )
+    return runs, difference
+
+
+def relative_rms(found: Tensor, reference: Tensor) -> float:
+    """RMS of the difference over RMS of the reference."""
+    found, reference = found.double(), reference.double()
+    return float((found - reference).pow(2).mean().sqrt() / reference.pow(2).mean().sqrt())
+
+
+def huggingface_model(model_dir: Path, device: str, dtype: torch.dtype) -> torch.nn.Module:
+    """Hugging Face's own model over the converted weights, taken apart again without a copy."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = load_config(model_dir)
+    hf_config = AutoConfig.for_model(
+        config.family,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_hidden_layers,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.window,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_parameters=config.rope_parameters,
+        tie_word_embeddings=config.tie_word_embeddings,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        attn_implementation="sdpa",
+    )
+    weights = load_weights(model_dir, device=device, dtype=dtype)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
+    q_size = config.num_attention_heads * config.head_dim
+    kv_size = config.num_key_value_heads * config.head_dim
+    state = {"model.embed_tokens.weight": weights["embed_tokens"]}
+    state["model.norm.weight"] = weights["norm"]
+    state["lm_head.weight"] = weights.get("lm_head", weights["embed_tokens"])
+    plain = {
+        "self_attn.o_proj.weight": "o",
+        "self_attn.o_proj.bias": "o_bias",
+        "self_attn.q_norm.weight": "q_norm",
+        "self_attn.k_norm.weight": "k_norm",
+        "mlp.down_proj.weight": "down",
+        "input_layernorm.weight": "input_norm",
+        "post_attention_layernorm.weight": "post_norm",
+    }
+    fused = {
+        "qkv": (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "weight"),
+        "qkv_bias": (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "bias"),
+        "gate_up": (("mlp.gate_proj", "mlp.up_proj"), "weight"),
+    }
+    for i in range(config.num_hidden_layers):
+        for theirs, ours in plain.items():
+            if (tensor := weights.get(f"layers.{i}.{ours}")) is not None:
+                state[f"model.layers.{i}.{theirs}"] = tensor
+        for ours, (modules, kind) in fused.items():
+            if (tensor := weights.get(f"layers.{i}.{ours}")) is None:
+                continue
+            sizes = (
+                [config.intermediate_size] * 2 if ours == "gate_up" else [q_size, kv_size, kv_size]
+            )
+            for module, part in zip(modules, tensor.split(sizes), strict=True):
+                state[f"model.layers.{i}.{module}.{kind}"] = part
+    model.load_state_dict(state, assign=True, strict=True)
+    # The rotary table is a buffer outside the state dict; rebuild it off the meta device.
+    model.model.rotary_emb = type(model.model.rotary_emb)(hf_config, device=torch.device(device))
+    return model.eval()
+
+
+def _child(model_dir: Path, device: str, dtype: str, num_tokens: int, contender: str) -> Tensor:
+    torch_device, torch_dtype = choose_device(device), choose_dtype(dtype)
+    generator = torch.Generator().manual_seed(0)
+    vocab_size = load_config(model_dir).vocab_size
+    token_ids = torch.randint(0, vocab_size, (num_tokens,), generator=generator)
+    if contender == "longread":
+        decoder = Decoder.load(model_dir, device, dtype)
+
+        def prefill(ids: Tensor) -> Tensor:
+            cache = decoder.new_cache(ids.shape[0])
+            decoder.prefill(ids[:-1], cache)
+            return decoder.extend(ids[-1:], cache, Dense())
+
+    else:
+        model = huggingface_model(model_dir, str(torch_device), torch_dtype)
+
+        def prefill(ids: Tensor) -> Tensor:
+            with torch.inference_mode():
+                out = model(ids[None].to(torch_device), use_cache=True, logits_to_keep=1)
+            return out.logits[0, -1].float()
+
+    prefill(token_ids[:64])
+    started = time.perf_counter()
+    logits = prefill(token_ids).cpu()
+    prefill_s = time.perf_counter() - started
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if torch_device.type == "cuda":
+        peak_bytes = torch.cuda.max_memory_allocated(torch_device)
+    result = PrefillRun(contender, num_tokens, prefill_s, peak_bytes)
+    sys.stdout.write(json.dumps(result.__dict__))
+    return logits
+
+
+if __name__ == "__main__":
+    _dir, _device, _dtype, _num, _contender, _out = sys.argv[1:]
+    torch.save(_child(Path(_dir), _device, _dtype, int(_num), _contender), _out)

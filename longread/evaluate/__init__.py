@@ -1,0 +1,1 @@
+"""Quality: what a selection keeps and what it costs in answers; run by `longread eval`."""

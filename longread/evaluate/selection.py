@@ -1,0 +1,141 @@
+"""Attention mass that a policy keeps, without generation: `longread eval --selection-only`.
+
+The document is prefilled but for its last tokens, which are then fed one by one with dense
+attention. At each of them, in every layer, the policy selects rows for the true query, and the
+softmax mass of the exact keys on those rows is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from longread_kernels import dispatch as ops
+from torch import Tensor
+
+from longread.cache import KVCache
+from longread.config import Settings
+from longread.errors import DocumentError
+from longread.events import Event, Notice, NoticeFn, Progress, ProgressFn
+from longread.ingest import PasswordFn, fit_prompt, read_documents
+from longread.model import Decoder
+from longread.policies import Policy, Turn, make_policy
+from longread.prompt import ChatFormat
+from longread.tokenizer import Tokenizer
+from longread.weights import prepare
+
+NUM_QUERIES = 30
+
+
+@dataclass
+class _Measured(Policy):
+    """Attends densely and measures what `inner` would have kept."""
+
+    inner: Policy
+    kept: list[Tensor] = field(default_factory=list)  # [H_q] a layer and step
+    num_rows: list[Tensor] = field(default_factory=list)  # rows kept over rows cached
+    _cache: KVCache | None = None
+
+    def prepare(self, cache: KVCache) -> None:
+        self._cache = cache
+        self.inner.prepare(cache)
+
+    def start_turn(self, turn: Turn) -> None:
+        self.inner.start_turn(turn)
+
+    def appended(self, layer_idx: int, start: int, end: int) -> None:
+        self.inner.appended(layer_idx, start, end)
+
+    def select(self, layer_idx: int, q: Tensor, num_rows: int) -> Tensor | None:
+        assert self._cache is not None, "prepare() comes first"
+        indices = self.inner.select(layer_idx, q, num_rows)
+        if indices is None:
+            self.kept.append(torch.ones(q.shape[0], device=q.device))
+            self.num_rows.append(torch.ones((), device=q.device))
+            return None
+        k = self._cache.k[layer_idx, :, :num_rows].float()
+        grouped = q.float().reshape(k.shape[0], -1, q.shape[-1]) * q.shape[-1] ** -0.5
+        probs = torch.softmax(ops.score(grouped, k, None), dim=-1).flatten(0, 1)  # [H_q, S]
+        rows = indices.repeat_interleave(q.shape[0] // indices.shape[0], 0)
+        chosen = probs.gather(1, rows.clamp(min=0)) * (rows >= 0)
+        self.kept.append(chosen.sum(dim=1))
+        self.num_rows.append((indices >= 0).float().mean() * indices.shape[1] / num_rows)
+        return None
+
+
+def mass_kept(
+    decoder: Decoder,
+    token_ids: Tensor,
+    make_policy: Callable[[int], Policy],
+    on_progress: ProgressFn | None = None,
+) -> dict[str, float]:
+    """Mean over layers, query heads and the last 30 tokens of the mass on kept rows.
+
+    token_ids: [S] int64, S over 30; make_policy takes the number of rows. Returns `mass_kept`,
+    `fraction_kept` (rows kept over rows cached, sinks and window counted) and `num_rows`.
+    Raises DocumentError for a document of 30 tokens or fewer.
+    """
+    num_rows = token_ids.shape[0]
+    if num_rows <= NUM_QUERIES:
+        raise DocumentError(
+            f"the document has {num_rows} tokens, the measurement needs more than {NUM_QUERIES}"
+        )
+    cache = decoder.new_cache(num_rows)
+
+    def on_layer(num_read: int) -> None:
+        if on_progress is not None:
+            on_progress(Progress("prefill", num_read, num_rows, "tokens"))
+
+    decoder.prefill(token_ids[:-NUM_QUERIES], cache, on_layer)
+    policy = _Measured(make_policy(num_rows))
+    policy.prepare(cache)
+    policy.start_turn(Turn(cache.length, cache.length))
+    for step in range(NUM_QUERIES):
+        decoder.decode(token_ids[cache.length : cache.length + 1], cache, policy)
+        on_layer(num_rows - NUM_QUERIES + step + 1)
+    return {
+        "mass_kept": float(torch.cat(policy.kept).double().mean()),
+        "fraction_kept": float(torch.stack(policy.num_rows).double().mean()),
+        "num_rows": num_rows,
+    }
+
+
+def run(
+    settings: Settings,
+    source: str,
+    *,
+    pages: str | None,
+    password: PasswordFn | None,
+    progress: ProgressFn,
+    notice: NoticeFn,
+) -> dict[str, object]:
+    """Measure the policy of `settings` on one document; nothing is cached.
+
+    Returns the figures of `mass_kept` with the policy's name and budget. Raises the LongreadError
+    of what failed.
+    """
+
+    def emit(event: Event) -> None:
+        if isinstance(event, Progress):
+            progress(event)
+        elif isinstance(event, Notice):
+            notice(event)
+
+    model_dir = prepare(settings.model, settings.models_dir, progress, notice)
+    tokenizer, chat = Tokenizer.load(model_dir), ChatFormat.load(model_dir)
+    tokenized, _ = read_documents(
+        [source], tokenizer, None, emit, pages=pages, password=password, stdin=None
+    )
+    decoder = Decoder.load(model_dir, settings.device, settings.dtype)
+    prompt, _ = fit_prompt(tokenizer, chat, tokenized, decoder.config, 0, settings.truncate)
+    token_ids = torch.from_numpy(prompt.token_ids).long()
+    kept = mass_kept(decoder, token_ids, lambda rows: make_policy(settings, rows), progress)
+    return {
+        "model": decoder.config.name,
+        "policy": settings.policy,
+        "budget": settings.budget,
+        "vote": settings.vote,
+        "index": settings.index,
+        **kept,
+    }

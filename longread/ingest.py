@@ -1,0 +1,217 @@
+"""Documents to a filled cache: records and KV blocks from the store, prefill for what is missing.
+
+Owns the order of the work and what makes two prompts the same; session.py owns turns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from longread.cache import BLOCK_ROW_DIMS, KVCache
+from longread.config import Settings
+from longread.document import extract, options_key, read_source
+from longread.entry import Entry
+from longread.errors import ContextError
+from longread.events import CacheUse, Notice, Progress
+from longread.live import Emit
+from longread.manifest import BLOCK_LEN
+from longread.model import Decoder
+from longread.policies import Policy
+from longread.prompt import (
+    ChatFormat,
+    DocumentPrompt,
+    TokenizedDocument,
+    build_prompt,
+    tokenize_document,
+)
+from longread.store import Store
+from longread.tokenizer import Tokenizer
+from longread.weights import ModelConfig
+
+_KV_LAYOUT = "k,v [L, H_kv, n, D] after RoPE"
+PasswordFn = Callable[[str], str | None]
+
+
+def read_documents(
+    sources: Sequence[str],
+    tokenizer: Tokenizer,
+    store: Store | None,
+    emit: Emit,
+    *,
+    pages: str | None,
+    password: PasswordFn | None,
+    stdin: BinaryIO | None,
+) -> tuple[list[TokenizedDocument], list[str]]:
+    """Each source's text and tokens, and the keys of their records in the store.
+
+    A record spares extraction and tokenising. Raises DocumentError and its kinds, UsageError for a
+    bad `pages`.
+    """
+    found, keys = [], []
+    for source in sources:
+        raw = read_source(source, stdin=stdin)
+        parts = (raw.sha256, options_key(raw, pages), tokenizer.identity)
+        key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        record = store.load_record(key, notice=emit) if store else None
+        if record is not None:
+            tokenized = TokenizedDocument.from_record(record).renamed(raw.name)
+        else:
+            document = extract(raw, pages=pages, password=password, progress=emit)
+            tokenized = tokenize_document(tokenizer, document)
+            if store:
+                store.save_record(key, tokenized.to_record(), notice=emit)
+        for warning in tokenized.document.warnings:
+            emit(Notice(f"{raw.name}: {warning}"))
+        found.append(tokenized)
+        keys.append(key)
+    return found, keys
+
+
+def fit_prompt(
+    tokenizer: Tokenizer,
+    chat: ChatFormat,
+    tokenized: Sequence[TokenizedDocument],
+    config: ModelConfig,
+    reserve: int,
+    truncate: bool,
+) -> tuple[DocumentPrompt, bool]:
+    """The prompt of the documents, and whether they were cut to fit.
+
+    reserve: tokens kept free for question and answer. With `truncate` the end of the documents is
+    cut, the last document first. Raises ContextError with the numbers where they do not fit.
+    """
+    prompt, truncated = build_prompt(tokenizer, chat, tokenized), False
+    excess = len(prompt.token_ids) + reserve - config.window
+    if excess > 0 and truncate:
+        cut = list(tokenized)
+        for i in reversed(range(len(cut))):
+            num_cut = min(excess, len(cut[i].token_ids))
+            cut[i] = cut[i].first_tokens(len(cut[i].token_ids) - num_cut)
+            excess -= num_cut
+        prompt, truncated = build_prompt(tokenizer, chat, cut), True
+    _check_fits(prompt, config, reserve)
+    return prompt, truncated
+
+
+def _check_fits(prompt: DocumentPrompt, config: ModelConfig, reserve: int) -> None:
+    """Raise ContextError with the numbers where documents and reserve pass the window."""
+    num_tokens = len(prompt.token_ids)
+    if num_tokens + reserve <= config.window:
+        return
+    spans = prompt.document_spans
+    sizes = [end - start for start, end in spans]
+    largest = sizes.index(max(sizes))
+    tokenized = prompt.documents[largest]
+    pages = tokenized.document.pages
+    share = max(0, config.window - reserve - (num_tokens - sizes[largest])) / sizes[largest]
+    last_page = pages[max(0, int(len(pages) * share * 0.95) - 1)].page_idx + 1
+    advice = "choose a model with a longer window (--model)"
+    if share > 0 and len(pages) > 1:
+        advice = f"read a part with --pages {pages[0].page_idx + 1}-{last_page}, or {advice}"
+    raise ContextError(
+        f"the documents are {num_tokens:,} tokens and the question and answer need {reserve:,}, "
+        f"but the window of {config.name} is {config.window:,}; the largest document is "
+        f"{tokenized.document.name}, {sizes[largest]:,} tokens on {len(pages):,} pages: {advice}"
+    )
+
+
+def base_key(decoder: Decoder, tokenizer: Tokenizer, chat: ChatFormat, settings: Settings) -> str:
+    """What besides the token ids decides the KV."""
+    return Store.base_key(
+        {
+            "weights": decoder.config.identity,
+            "config": json.loads(decoder.config.to_json()),
+            "tokenizer": tokenizer.identity,
+            "chat": chat.identity,
+            "dtype": str(decoder.dtype),
+            "kv_dtype": settings.kv_dtype,
+            "layout": _KV_LAYOUT,
+        }
+    )
+
+
+def fill_cache(
+    prompt: DocumentPrompt,
+    decoder: Decoder,
+    cache: KVCache,
+    policy: Policy,
+    settings: Settings,
+    store: Store | None,
+    base: str,
+    record_keys: Sequence[str],
+    emit: Emit,
+) -> CacheUse:
+    """Bring every document row into `cache` and prepare the policy; returns what was reused.
+
+    Each block of rows is durable in the store as soon as it is read, so that an interruption costs
+    one block. Raises StoreError where the store cannot be written or another process holds it.
+    """
+    token_ids = prompt.token_ids
+    if store is None:
+        while cache.length < len(token_ids):
+            _prefill_block(prompt, decoder, cache, settings, emit)
+        policy.prepare(cache)
+        return CacheUse(False, 0, len(token_ids), 0, "")
+    with store.entry(
+        base,
+        token_ids,
+        row_dims=BLOCK_ROW_DIMS,
+        wait=not settings.no_wait,
+        notice=emit,
+        names=[tokenized.document.name for tokenized in prompt.documents],
+        model=decoder.config.name,
+        records=record_keys,
+    ) as entry:
+        num_reused = _restore(entry, cache, emit)
+        if cache.length < len(token_ids):
+            row_bytes = cache.num_bytes // cache.capacity
+            if settings.kv_dtype == "int8":
+                row_bytes = row_bytes // cache.k.element_size()
+            entry.reserve(row_bytes * (len(token_ids) - cache.length))
+        while cache.length < len(token_ids):
+            start, block = _prefill_block(prompt, decoder, cache, settings, emit)
+            entry.write_block(start, cache.length, block)
+            num_reused += _restore(entry, cache, emit)  # blocks that lie behind a damaged one
+        if not entry.complete:
+            entry.finish()
+        cache.by_products = entry
+        policy.prepare(cache)
+        cache.by_products = None
+        hit = num_reused == len(token_ids)
+        return CacheUse(hit, num_reused, len(token_ids) - num_reused, entry.num_bytes, entry.key)
+
+
+def _restore(entry: Entry, cache: KVCache, emit: Emit) -> int:
+    """Load the stored rows that follow the cache's; returns how many."""
+    start = cache.length
+    if start % BLOCK_LEN:
+        return 0
+    for block in entry.read_blocks(start):
+        cache.load_block(block.start, block.end, block.tensors)
+        emit(Progress("restore", block.end, entry.num_tokens, "tokens"))
+    return cache.length - start
+
+
+def _prefill_block(
+    prompt: DocumentPrompt, decoder: Decoder, cache: KVCache, settings: Settings, emit: Emit
+) -> tuple[int, dict[str, Tensor]]:
+    """Read up to the next multiple of the block length; returns the whole block and its start."""
+    total = len(prompt.token_ids)
+    start = cache.length - cache.length % BLOCK_LEN  # before a prefix that ends inside a block
+    end = min(start + BLOCK_LEN, total)
+    if cache.length == start:
+        cache.block_moment.zero_()
+    emit(Progress("prefill", cache.length, total, "tokens"))
+
+    def on_layer(num_read: int) -> None:
+        emit(Progress("prefill", num_read, total, "tokens"))
+
+    token_ids = torch.from_numpy(prompt.token_ids[cache.length : end]).long()
+    decoder.prefill(token_ids, cache, on_layer)
+    return start, cache.export_block(start, end, settings.kv_dtype)

@@ -1,0 +1,285 @@
+"""One conversation over a set of documents: open them, ask, undo. Yields events, never prints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+import torch
+
+from longread.config import Settings
+from longread.errors import ContextError, UsageError
+from longread.events import (
+    Answer,
+    CacheUse,
+    DocumentInfo,
+    Event,
+    Opened,
+    Selection,
+    Text,
+    Timings,
+    Usage,
+)
+from longread.evidence import Evidence
+from longread.history import Turn as PastTurn
+from longread.ingest import (
+    PasswordFn,
+    base_key,
+    fill_cache,
+    fit_prompt,
+    read_documents,
+)
+from longread.live import Emit, live
+from longread.model import Decoder
+from longread.policies import Turn, make_policy
+from longread.prompt import ChatFormat, question_ids
+from longread.sampling import Sampler, SamplingParams
+from longread.store import Store
+from longread.tokenizer import Tokenizer
+from longread.trace import Trace
+from longread.weights import load_config, prepare
+
+_QUESTION_RESERVE = 256  # tokens kept free for the question and the template around it
+
+
+class Session:
+    """Documents in a cache and the turns asked of them. One thread at a time."""
+
+    def __init__(self, settings: Settings, *, keep_steps: bool = False) -> None:
+        """keep_steps: keep the selected rows of every step in `trace.steps`."""
+        self.turns: list[PastTurn] = []
+        self.documents: tuple[DocumentInfo, ...] = ()
+        self.trace: Trace | None = None
+        self._settings = settings
+        self._keep_steps = keep_steps
+        self._pending_ids: list[int] = []  # answer tokens that are not in the cache yet
+        self._marks: list[tuple[int, list[int]]] = []  # (cache length, pending) before each turn
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+
+    def open(
+        self,
+        sources: Sequence[str],
+        *,
+        pages: str | None = None,
+        password: PasswordFn | None = None,
+        stdin: BinaryIO | None = None,
+    ) -> Iterator[Event]:
+        """Read the documents and fill the cache; the last event is Opened.
+
+        sources: paths, or `-` for stdin. Raises the LongreadError of what failed.
+        """
+        opened = yield from live(lambda emit: self._open(sources, pages, password, stdin, emit))
+        yield opened
+
+    def ask(self, question: str) -> Iterator[Event]:
+        """Answer from the documents and the turns so far; the last event is Answer.
+
+        Ctrl-C ends the answer with finish_reason `interrupted` and what was said until then.
+        Raises UsageError for an empty question, ContextError where the window is full.
+        """
+        started = time.perf_counter()
+        ids = self._question_ids(question)
+        start = self._cache.length
+        if start + len(ids) >= self._config.window:
+            raise ContextError(
+                f"the conversation holds {start:,} tokens and the question {len(ids):,}, but the "
+                f"window of {self._config.name} is {self._config.window:,}: start a new "
+                "conversation, or undo turns"
+            )
+        self._marks.append((start, self._pending_ids))
+        self._pending_ids = []
+        self.trace = self._new_trace()
+        reply = _Reply()
+        try:
+            yield from self._generate(ids, self.trace, reply)
+        except KeyboardInterrupt:
+            reply.finish_reason = "interrupted"
+        except BaseException:  # a fault, or nobody listens any more: as if never asked
+            self._forget_to(*self._marks.pop())
+            raise
+        ended = time.perf_counter()
+        evidence = Evidence(self.trace, self._prompt)
+        self._pending_ids = (ids + reply.ids)[self._cache.length - start :]
+        num_document_rows = len(self._prompt.token_ids)
+        answer = Answer(
+            text="".join(reply.pieces).strip(),
+            finish_reason=reply.finish_reason,
+            model=self._config.name,
+            citations=evidence.citations() if reply.ids else (),
+            usage=Usage(num_document_rows, start - num_document_rows, len(ids), len(reply.ids)),
+            cache=self._cache_use,
+            selection=self._selection(self.trace, evidence),
+            timings=Timings(
+                open_s=self._open_s,
+                prefill_s=self._prefill_s,
+                question_s=(reply.first_token_at or ended) - started,
+                decode_s=ended - (reply.first_token_at or ended),
+                total_s=ended - started,
+            ),
+            truncated=self._truncated,
+        )
+        self.turns.append(PastTurn(question, answer))
+        yield answer
+
+    def _generate(self, ids: list[int], trace: Trace, reply: _Reply) -> Iterator[Event]:
+        """Read the question, then sample until an end token, the answer's cap or the window."""
+        start = self._cache.length
+        max_tokens = min(self._settings.max_tokens, self._config.window - start - len(ids))
+        self._policy.start_turn(Turn(start, start + len(ids)))
+        stream = self._tokenizer.stream_decoder()
+        sampler = Sampler(self._sampling, self._decoder.device)
+        logits = self._decoder.extend(torch.tensor(ids), self._cache, self._policy, trace)
+        while True:
+            token = sampler.sample(logits)
+            token_id = int(token)
+            reply.first_token_at = reply.first_token_at or time.perf_counter()
+            if token_id in self._config.eos_token_ids:
+                reply.finish_reason = "stop"
+                break
+            reply.ids.append(token_id)
+            if piece := stream.push(token_id):
+                reply.pieces.append(piece)
+                yield Text(piece)
+            if len(reply.ids) == max_tokens:
+                break
+            logits = self._decoder.decode(token, self._cache, self._policy, trace)
+        if tail := stream.flush():
+            reply.pieces.append(tail)
+            yield Text(tail)
+
+    def undo(self) -> bool:
+        """Forget the last turn; False where there is none."""
+        if not self.turns:
+            return False
+        self.turns.pop()
+        self._forget_to(*self._marks.pop())
+        return True
+
+    def configure(self, settings: Settings) -> None:
+        """Take another policy, budget or sampling for the next question; UsageError if bad."""
+        sampling = _sampling(settings)
+        policy = make_policy(settings, len(self._prompt.token_ids))
+        policy.prepare(self._cache)
+        self._settings, self._sampling, self._policy = settings, sampling, policy
+
+    def restore(self, turns: Sequence[PastTurn]) -> Iterator[Event]:
+        """Put saved turns back on the cache, as if they had just been asked."""
+        for turn in turns:
+            ids = self._question_ids(turn.question)
+            mark = (self._cache.length, self._pending_ids)
+            self._decoder.extend(torch.tensor(ids), self._cache, self._policy)
+            self._marks.append(mark)
+            self._pending_ids = self._tokenizer.encode(turn.answer.text)
+            self.turns.append(turn)
+        yield from ()
+
+    def close(self) -> None:
+        """Free the device's memory; the session cannot be used after."""
+        self._cache.truncate(0)
+        del self._cache, self._decoder, self._policy
+
+    def _open(
+        self,
+        sources: Sequence[str],
+        pages: str | None,
+        password: PasswordFn | None,
+        stdin: BinaryIO | None,
+        emit: Emit,
+    ) -> Opened:
+        started = time.perf_counter()
+        settings = self._settings
+        self._sampling = _sampling(settings)
+        model_dir = prepare(settings.model, settings.models_dir, emit, emit)
+        self._config = load_config(model_dir)
+        self._tokenizer = Tokenizer.load(model_dir)
+        self._chat = ChatFormat.load(model_dir)
+        store = None
+        if not settings.no_cache:
+            store = Store(settings.cache_dir, settings.cache_max_bytes)
+        tokenized, record_keys = read_documents(
+            sources,
+            self._tokenizer,
+            store,
+            emit,
+            pages=pages,
+            password=password,
+            stdin=stdin,
+        )
+        reserve = _QUESTION_RESERVE + settings.max_tokens
+        self._prompt, self._truncated = fit_prompt(
+            self._tokenizer, self._chat, tokenized, self._config, reserve, settings.truncate
+        )
+        self._decoder = Decoder.load(model_dir, settings.device, settings.dtype)
+        num_rows = len(self._prompt.token_ids)
+        self._cache = self._decoder.new_cache(min(self._config.window, num_rows + 2 * reserve))
+        self._policy = make_policy(settings, num_rows)
+        base = base_key(self._decoder, self._tokenizer, self._chat, settings)
+        prefill_started = time.perf_counter()
+        self._cache_use: CacheUse = fill_cache(
+            self._prompt,
+            self._decoder,
+            self._cache,
+            self._policy,
+            settings,
+            store,
+            base,
+            record_keys,
+            emit,
+        )
+        ended = time.perf_counter()
+        self._prefill_s = 0.0 if self._cache_use.hit else ended - prefill_started
+        self._open_s = ended - started
+        self.documents = tuple(
+            DocumentInfo(item.document.name, len(item.document.pages), len(item.token_ids))
+            for item in self._prompt.documents
+        )
+        return Opened(self.documents, self._cache_use)
+
+    def _forget_to(self, num_rows: int, pending_ids: list[int]) -> None:
+        self._cache.truncate(num_rows)
+        self._pending_ids = pending_ids
+
+    def _question_ids(self, question: str) -> list[int]:
+        if not question.strip():
+            raise UsageError("the question is empty")
+        names = [info.name for info in self.documents]
+        first = not self.turns
+        ids = question_ids(self._tokenizer, self._chat, question, names, first)
+        return self._pending_ids + ids
+
+    def _new_trace(self) -> Trace:
+        return Trace(
+            self._config.num_hidden_layers,
+            self._config.num_key_value_heads,
+            len(self._prompt.token_ids),
+            device=self._decoder.device,
+            keep_steps=self._keep_steps,
+        )
+
+    def _selection(self, trace: Trace, evidence: Evidence) -> Selection:
+        return Selection(
+            policy=self._settings.policy,
+            vote=getattr(self._policy, "vote", None),
+            index=getattr(self._policy, "index", None),
+            budget=getattr(self._policy, "budget", None),
+            fraction_kept=trace.fraction_kept,
+            passages=evidence.passages(),
+            strip=evidence.strip(),
+        )
+
+
+@dataclass
+class _Reply:
+    """An answer as it grows; finish_reason is `length` until something else ends it."""
+
+    ids: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    finish_reason: str = "length"
+    first_token_at: float | None = None
+
+
+def _sampling(settings: Settings) -> SamplingParams:
+    return SamplingParams(settings.temperature, settings.top_p, settings.seed)
