@@ -35,6 +35,7 @@ from longread.tokenizer import Tokenizer
 from longread.weights import ModelConfig
 
 _KV_LAYOUT = "k,v [L, H_kv, n, D] after RoPE"
+_BYTES_RESERVED = 1.15  # times the bytes of the rows: query statistics and an index come with them
 PasswordFn = Callable[[str], str | None]
 
 
@@ -170,10 +171,10 @@ def fill_cache(
     ) as entry:
         num_reused = _restore(entry, cache, emit)
         if cache.length < len(token_ids):
-            row_bytes = cache.num_bytes // cache.capacity
+            row_bytes = cache.num_bytes / cache.capacity
             if settings.kv_dtype == "int8":
-                row_bytes = row_bytes // cache.k.element_size()
-            entry.reserve(row_bytes * (len(token_ids) - cache.length))
+                row_bytes /= cache.k.element_size()
+            entry.reserve(int(row_bytes * (len(token_ids) - cache.length) * _BYTES_RESERVED))
         while cache.length < len(token_ids):
             start, block = _prefill_block(prompt, decoder, cache, settings, emit)
             entry.write_block(start, cache.length, block)

@@ -1,0 +1,174 @@
+"""Files that are whole or absent: temp + fsync + rename, checksums, and disk errors as StoreError.
+
+Owns how bytes reach the disk and come back verified. What the bytes mean is the callers' business
+(tensorfile.py, manifest.py, records.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from longread.errors import StoreError
+from longread.events import Notice
+
+TEMP_PREFIX = ".tmp-"
+_CHUNK_BYTES = 1 << 20  # small enough to be hashed while it is still in the CPU's cache
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Damaged(Exception):
+    """A file is missing, short or altered; the text says which. Never reaches the user as such."""
+
+
+@dataclass(frozen=True)
+class FileStamp:
+    """What a file must look like: its size and the xxh3-128 of its bytes as 32 hex digits."""
+
+    num_bytes: int
+    checksum: str
+
+
+def ignore(notice: Notice) -> None:
+    """A NoticeFn for callers that show nothing."""
+
+
+@contextmanager
+def disk_errors(action: str, path: Path) -> Iterator[None]:
+    """Turn an OSError inside the block into a StoreError: `cannot {action} {path}: why; remedy`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            remedy = "free some space, run `longread cache prune`, or use --no-cache"
+        else:
+            remedy = "set LONGREAD_CACHE_DIR to a directory you can write to, or use --no-cache"
+        reason = error.strerror or str(error)
+        raise StoreError(f"cannot {action} {path}: {reason}; {remedy}") from error
+
+
+def write_atomic(path: Path, chunks: Iterable[bytes | memoryview]) -> FileStamp:
+    """Write `chunks` to `path` (mode 0600) so that a crash leaves the old file or the new one.
+
+    The caller holds the lock of the directory's owner: the temporary name is fixed, so that the
+    next writer overwrites what a killed one left. Raises StoreError.
+    """
+    temp = path.with_name(TEMP_PREFIX + path.name)
+    digest = xxhash.xxh3_128()
+    num_bytes = 0
+    with disk_errors("write", path):
+        try:
+            fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            try:
+                for chunk in chunks:
+                    digest.update(chunk)
+                    num_bytes += _write_all(fd, memoryview(chunk).cast("B"))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.replace(temp, path)
+            sync_dir(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temp)
+            raise
+    return FileStamp(num_bytes, digest.hexdigest())
+
+
+def _write_all(fd: int, view: memoryview) -> int:
+    written = 0
+    while written < len(view):
+        written += os.write(fd, view[written:])
+    return written
+
+
+def sync_dir(path: Path) -> None:
+    """Make renames and links in a directory durable. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network disks have no such call
+            raise
+    finally:
+        os.close(fd)
+
+
+def read_verified(path: Path, stamp: FileStamp) -> mmap.mmap:
+    """The bytes of `path`, in private writable memory, once their size and checksum are right.
+
+    Read, not mapped: a bad sector or a file cut while in use is then an error, not a dead process.
+    Raises Damaged; StoreError where the file may not be opened.
+    """
+    with _open_verified(path, stamp) as fd:
+        buffer = _anonymous_memory(stamp.num_bytes)
+        view = memoryview(buffer)
+        digest = xxhash.xxh3_128()
+        start = 0
+        while start < stamp.num_bytes:
+            num_read = _read_into(fd, view[start : start + _CHUNK_BYTES])
+            digest.update(view[start : start + num_read])
+            start += num_read
+        view.release()
+        _compare(digest.hexdigest(), stamp)
+    return buffer
+
+
+def check_file(path: Path, stamp: FileStamp) -> None:
+    """Verify a file without keeping it in memory. Raises Damaged or StoreError."""
+    with _open_verified(path, stamp) as fd:
+        view = memoryview(bytearray(_CHUNK_BYTES))
+        digest = xxhash.xxh3_128()
+        left = stamp.num_bytes
+        while left:
+            num_read = _read_into(fd, view[: min(left, _CHUNK_BYTES)])
+            digest.update(view[:num_read])
+            left -= num_read
+        _compare(digest.hexdigest(), stamp)
+
+
+@contextmanager
+def _open_verified(path: Path, stamp: FileStamp) -> Iterator[int]:
+    with disk_errors("read", path):
+        try:
+            fd = os.open(path, os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError):
+            raise Damaged("is missing") from None
+        try:
+            num_bytes = os.fstat(fd).st_size
+            if num_bytes != stamp.num_bytes:
+                raise Damaged(f"has {num_bytes} bytes where {stamp.num_bytes} were written")
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def _read_into(fd: int, view: memoryview) -> int:
+    try:
+        num_read = os.readv(fd, [view])
+    except OSError as error:  # EIO: the disk itself lost the bytes
+        raise Damaged(f"cannot be read back ({error.strerror})") from error
+    if num_read == 0:
+        raise Damaged("ends too early")
+    return num_read
+
+
+def _compare(checksum: str, stamp: FileStamp) -> None:
+    if checksum != stamp.checksum:
+        raise Damaged("does not match its checksum")
+
+
+def _anonymous_memory(num_bytes: int) -> mmap.mmap:
+    """Zeroed memory, in huge pages where there are any: page faults are most of a load's time."""
+    buffer = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            buffer.madvise(mmap.MADV_HUGEPAGE)
+    return buffer
