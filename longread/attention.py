@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from longread_kernels import dispatch as ops
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from longread.cache import KVCache
 from longread.policies import Policy
@@ -27,11 +26,14 @@ def causal_attention(q: Tensor, cache: KVCache, layer_idx: int, start: int) -> T
     if q.device.type == "cpu":
         out = _causal_attention_cpu(q.transpose(0, 1)[None], k, v, start)
     else:
+        # Here, because it brings in torch's compiler, a second of import that the CPU can save.
+        from torch.nn.attention.bias import causal_lower_right
+
         out = F.scaled_dot_product_attention(
             q.transpose(0, 1)[None],
             k,
             v,
-            attn_mask=causal_lower_right(num_tokens, end),  # type: ignore[arg-type]
+            attn_mask=causal_lower_right(num_tokens, end),
             enable_gqa=num_heads != k.shape[1],
         )
     return out[0].transpose(0, 1).reshape(num_tokens, num_heads * head_dim)

@@ -46,6 +46,7 @@ class DocumentInfo:
     name: str
     num_pages: int
     num_tokens: int
+    page_starts: tuple[tuple[int, int], ...] = ()  # page number, its first token in the document
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from longread.config import Settings
 from longread.document import extract, options_key, read_source
 from longread.entry import Entry
 from longread.errors import ContextError
-from longread.events import CacheUse, Notice, Progress
+from longread.events import CacheUse, DocumentInfo, Notice, Progress
 from longread.live import Emit
 from longread.manifest import BLOCK_LEN
 from longread.model import Decoder
@@ -122,12 +122,26 @@ def _check_fits(prompt: DocumentPrompt, config: ModelConfig, reserve: int) -> No
     )
 
 
+def document_info(tokenized: TokenizedDocument) -> DocumentInfo:
+    """What a user is told of a document."""
+    document = tokenized.document
+    numbers = (page.page_idx + 1 for page in document.pages)
+    return DocumentInfo(
+        document.name,
+        len(document.pages),
+        len(tokenized.token_ids),
+        tuple(zip(numbers, tokenized.page_token_starts.tolist(), strict=True)),
+    )
+
+
 def base_key(decoder: Decoder, tokenizer: Tokenizer, chat: ChatFormat, settings: Settings) -> str:
     """What besides the token ids decides the KV."""
+    config = json.loads(decoder.config.to_json())
+    del config["name"]  # the same weights may have been converted under another
     return Store.base_key(
         {
             "weights": decoder.config.identity,
-            "config": json.loads(decoder.config.to_json()),
+            "config": config,
             "tokenizer": tokenizer.identity,
             "chat": chat.identity,
             "dtype": str(decoder.dtype),

@@ -44,6 +44,11 @@ class TokenizedDocument:
     char_ends: np.ndarray  # int32 [N], monotone
     page_char_starts: np.ndarray  # int32 [len(document.pages)], strictly increasing
 
+    @property
+    def page_token_starts(self) -> np.ndarray:
+        """The first token of each page, int [len(document.pages)]."""
+        return np.searchsorted(self.char_starts, self.page_char_starts)
+
     def renamed(self, name: str) -> TokenizedDocument:
         """The same under another file name."""
         return dataclasses.replace(self, document=dataclasses.replace(self.document, name=name))

@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 import torch
 
+from longread.cache import KVCache
 from longread.config import Settings
 from longread.errors import ContextError, UsageError
 from longread.events import (
@@ -27,14 +28,15 @@ from longread.history import Turn as PastTurn
 from longread.ingest import (
     PasswordFn,
     base_key,
+    document_info,
     fill_cache,
     fit_prompt,
     read_documents,
 )
-from longread.live import Emit, live
+from longread.live import Emit, Live, live
 from longread.model import Decoder
 from longread.policies import Turn, make_policy
-from longread.prompt import ChatFormat, question_ids
+from longread.prompt import ChatFormat, DocumentPrompt, question_ids
 from longread.sampling import Sampler, SamplingParams
 from longread.store import Store
 from longread.tokenizer import Tokenizer
@@ -71,7 +73,14 @@ class Session:
 
         sources: paths, or `-` for stdin. Raises the LongreadError of what failed.
         """
-        opened = yield from live(lambda emit: self._open(sources, pages, password, stdin, emit))
+
+        def call(worker: Live) -> Opened:
+            def ask_password(name: str) -> str | None:
+                return worker.ask(lambda: password(name)) if password is not None else None
+
+            return self._open(sources, pages, ask_password, stdin, worker.emit)
+
+        opened = yield from live(call)
         yield opened
 
     def ask(self, question: str) -> Iterator[Event]:
@@ -209,12 +218,15 @@ class Session:
             stdin=stdin,
         )
         reserve = _QUESTION_RESERVE + settings.max_tokens
+        self._prompt: DocumentPrompt
         self._prompt, self._truncated = fit_prompt(
             self._tokenizer, self._chat, tokenized, self._config, reserve, settings.truncate
         )
         self._decoder = Decoder.load(model_dir, settings.device, settings.dtype)
         num_rows = len(self._prompt.token_ids)
-        self._cache = self._decoder.new_cache(min(self._config.window, num_rows + 2 * reserve))
+        self._cache: KVCache = self._decoder.new_cache(
+            min(self._config.window, num_rows + 2 * reserve)
+        )
         self._policy = make_policy(settings, num_rows)
         base = base_key(self._decoder, self._tokenizer, self._chat, settings)
         prefill_started = time.perf_counter()
@@ -232,10 +244,7 @@ class Session:
         ended = time.perf_counter()
         self._prefill_s = 0.0 if self._cache_use.hit else ended - prefill_started
         self._open_s = ended - started
-        self.documents = tuple(
-            DocumentInfo(item.document.name, len(item.document.pages), len(item.token_ids))
-            for item in self._prompt.documents
-        )
+        self.documents = tuple(map(document_info, self._prompt.documents))
         return Opened(self.documents, self._cache_use)
 
     def _forget_to(self, num_rows: int, pending_ids: list[int]) -> None:

@@ -11,6 +11,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+from small_pdf import PDF, raw_document
 
 from longread.document import (
     Document,
@@ -23,7 +24,6 @@ from longread.document import (
 from longread.errors import DocumentError, UsageError
 from longread.events import Progress
 from longread.textfile import PAGE_LEN
-from tests.small_pdf import PDF, raw_document
 
 SAMPLES = Path(__file__).parent.parent / "sample_docs"
 WORD = re.compile(r"\w+")

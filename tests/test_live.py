@@ -9,13 +9,13 @@ import pytest
 
 from longread.errors import InterruptedByUser, ModelError
 from longread.events import Notice
-from longread.live import Emit, live
+from longread.live import Live, live
 
 
 def test_events_come_in_order_and_the_result_last() -> None:
-    def call(emit: Emit) -> int:
+    def call(live_: Live) -> int:
         for i in range(5):
-            emit(Notice(str(i)))
+            live_.emit(Notice(str(i)))
         return 42
 
     events = live(call)
@@ -29,8 +29,8 @@ def test_events_come_in_order_and_the_result_last() -> None:
 def test_events_come_while_the_call_runs() -> None:
     go_on = threading.Event()
 
-    def call(emit: Emit) -> None:
-        emit(Notice("first"))
+    def call(live_: Live) -> None:
+        live_.emit(Notice("first"))
         assert go_on.wait(10)
 
     events = live(call)
@@ -40,8 +40,8 @@ def test_events_come_while_the_call_runs() -> None:
 
 
 def test_a_failure_is_raised_after_the_events_before_it() -> None:
-    def call(emit: Emit) -> None:
-        emit(Notice("before"))
+    def call(live_: Live) -> None:
+        live_.emit(Notice("before"))
         raise ModelError("no such model")
 
     events = live(call)
@@ -54,8 +54,8 @@ def test_a_failure_is_raised_after_the_events_before_it() -> None:
 def test_an_interrupted_call_cleans_up_before_the_caller_goes_on(how: str) -> None:
     cleaned: list[type[BaseException]] = []
 
-    def call(emit: Emit) -> None:
-        emit(Notice("started"))
+    def call(live_: Live) -> None:
+        live_.emit(Notice("started"))
         try:
             while True:  # as a lock does that another process holds
                 time.sleep(0.01)
@@ -70,4 +70,38 @@ def test_an_interrupted_call_cleans_up_before_the_caller_goes_on(how: str) -> No
     else:
         with pytest.raises(KeyboardInterrupt):
             events.throw(KeyboardInterrupt())
+    assert cleaned == [InterruptedByUser]
+
+
+def test_questions_are_asked_in_the_iterating_thread() -> None:
+    asked_in: list[threading.Thread] = []
+
+    def prompt() -> str:
+        asked_in.append(threading.current_thread())
+        return "secret"
+
+    def call(live_: Live) -> str:
+        answer = live_.ask(prompt)
+        live_.emit(Notice(answer))
+        return answer
+
+    assert list(live(call)) == [Notice("secret")]
+    assert asked_in == [threading.current_thread()]
+
+
+def test_ctrl_c_at_a_question_ends_the_call() -> None:
+    cleaned: list[type[BaseException]] = []
+
+    def prompt() -> str:
+        raise KeyboardInterrupt
+
+    def call(live_: Live) -> None:
+        try:
+            live_.ask(prompt)
+        except InterruptedByUser as error:
+            cleaned.append(type(error))
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        list(live(call))
     assert cleaned == [InterruptedByUser]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from torch import Tensor
 
@@ -13,7 +14,6 @@ from longread import model as model_module
 from longread.errors import ContextError, ModelError
 from longread.model import Decoder, choose_device, choose_dtype
 from longread.policies import Dense
-from tests import tiny
 
 TOLERANCE = 1e-4
 NUM_TOKENS = 300

@@ -14,11 +14,11 @@ import pytest
 from pypdf import PdfReader, PdfWriter
 from pypdf.constants import PageLabelStyle
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
+from small_pdf import PDF, make_writer, raw_document, show, to_bytes
 
 from longread.document import document_text, extract, read_source
 from longread.errors import DocumentError, LongreadError, NoTextError, PasswordError
 from longread.pdf import _page_text
-from tests.small_pdf import PDF, make_writer, raw_document, show, to_bytes
 
 
 def test_page_labels_are_none_where_they_are_the_plain_number() -> None:

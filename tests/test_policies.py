@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,7 +18,6 @@ from longread.index import INDEX_KINDS
 from longread.model import Decoder
 from longread.policies import POLICIES, Dense, Policy, TokenSelect, Turn
 from longread.trace import Trace
-from tests import tiny
 
 VOTES = ("group", "group-max", "all", "threshold", "none")
 NUM_ROWS, QUESTION_LEN = 400, 20

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_bpe
 
 from longread.chat_format import SYSTEM_PROMPT
 from longread.document import Document, Page, document_text
@@ -21,7 +22,6 @@ from longread.prompt import (
     tokenize_document,
 )
 from longread.tokenizer import Tokenizer
-from tests import small_bpe
 
 CHAT = ChatFormat("<|start|>user\n", "<|end|><|start|>answer\n", "<|end|>\n<|start|>user\n")
 

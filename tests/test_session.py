@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from filelock import FileLock
 
@@ -18,7 +19,6 @@ from longread.errors import ContextError, StoreError, UsageError
 from longread.events import Answer, Event, Notice, Opened, Progress, Text
 from longread.manifest import BLOCK_LEN
 from longread.session import Session
-from tests import tiny
 
 CONSTITUTION = Path(__file__).parent.parent / "sample_docs/us_constitution.txt"
 

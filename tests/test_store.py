@@ -328,7 +328,7 @@ def test_prune_by_age_size_and_state(tmp_path: Path) -> None:
     assert result.freed_bytes == pytest.approx(size, abs=20)
     store.prune(partial=True)
     assert keys(store) == set(made[1:])
-    store.prune(max_bytes=2 * size)
+    store.prune(max_bytes=2 * size + 100)  # manifests differ by the digits of their times
     assert keys(store) == set(made[2:])
     (store.root / "locks" / "of_an_entry_that_never_came_to_be.lock").touch()
     store.prune(max_bytes=0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from small_pdf import raw_document
 
 from longread.document import Document, document_text, extract
 from longread.errors import DocumentError, NoTextError
 from longread.textfile import PAGE_LEN, split_pages
-from tests.small_pdf import raw_document
 
 
 def text_document(data: bytes, pages: str | None = None) -> Document:

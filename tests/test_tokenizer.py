@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_bpe
 
 from longread import tokenizer_tables
 from longread.normal_form import nfc_with_spans
 from longread.tokenizer import Tokenizer
-from tests import small_bpe
 
 REPO = Path(__file__).parents[1]
 VARIANTS = list(small_bpe.VARIANTS)

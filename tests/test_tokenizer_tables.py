@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_bpe
 
 from longread import tiktoken_bpe, tokenizer_files, tokenizer_tables
 from longread.errors import ModelError
 from longread.tokenizer import Tokenizer
-from tests import small_bpe
 
 
 def test_a_wrong_pattern_is_found_and_the_original_used(

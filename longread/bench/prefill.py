@@ -81,6 +81,7 @@ def huggingface_model(model_dir: Path, device: str, dtype: torch.dtype) -> torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = load_config(model_dir)
+    weights = load_weights(model_dir, device=device, dtype=dtype)
     hf_config = AutoConfig.for_model(
         config.family,
         vocab_size=config.vocab_size,
@@ -92,14 +93,14 @@ def huggingface_model(model_dir: Path, device: str, dtype: torch.dtype) -> torch
         head_dim=config.head_dim,
         max_position_embeddings=config.window,
         rms_norm_eps=config.rms_norm_eps,
-        rope_parameters=config.rope_parameters,
+        rope_parameters=dict(config.rope_parameters),
+        attention_bias="layers.0.o_bias" in weights,
         tie_word_embeddings=config.tie_word_embeddings,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
         attn_implementation="sdpa",
     )
-    weights = load_weights(model_dir, device=device, dtype=dtype)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
     q_size = config.num_attention_heads * config.head_dim
@@ -135,7 +136,7 @@ def huggingface_model(model_dir: Path, device: str, dtype: torch.dtype) -> torch
                 state[f"model.layers.{i}.{module}.{kind}"] = part
     model.load_state_dict(state, assign=True, strict=True)
     # The rotary table is a buffer outside the state dict; rebuild it off the meta device.
-    model.model.rotary_emb = type(model.model.rotary_emb)(hf_config, device=torch.device(device))
+    model.model.rotary_emb = type(model.model.rotary_emb)(hf_config).to(device)
     return model.eval()
 
 

@@ -1,0 +1,163 @@
+"""`longread ask`: documents and a question in, the answer out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from longread.commands import options
+
+if TYPE_CHECKING:
+    from longread.events import Answer
+
+NO_DOCUMENT = 'give a document and a question: longread ask book.pdf "Who is Captain Voss?"'
+
+
+def ask(
+    ctx: typer.Context,
+    documents: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DOCUMENT", help="Files, or - for standard input."),
+    ] = None,
+    question: Annotated[
+        str | None, typer.Argument(metavar="QUESTION", help="The last word, in quotes.")
+    ] = None,
+    questions: Annotated[
+        str | None,
+        typer.Option(
+            "--questions",
+            metavar="FILE",
+            help="Answer each line of FILE by itself; all words are documents.",
+        ),
+    ] = None,
+    session: options.SessionName = None,
+    pages: options.Pages = None,
+    password: options.Password = None,
+    model: options.Model = None,
+    policy: options.Policy = None,
+    budget: options.Budget = None,
+    vote: options.Vote = None,
+    min_votes: options.MinVotes = None,
+    index: options.Index = None,
+    index_dim: options.IndexDim = None,
+    sink_size: options.SinkSize = None,
+    window_size: options.WindowSize = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    seed: options.Seed = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    kv_dtype: options.KvDtype = None,
+    cache_dir: options.CacheDir = None,
+    no_wait: options.NoWait = None,
+    no_cache: options.NoCache = None,
+    truncate: options.Truncate = None,
+    show_selected: options.ShowSelected = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Ask documents a question. A question that begins with - goes after --.
+
+    The answer, or one JSON document, is all that goes to standard output.
+    """
+    from longread.commands.run import Run
+    from longread.errors import UsageError
+    from longread.events import Answer
+    from longread.render import opened_line
+    from longread.schema import answer_document, answers_document
+
+    words = [*(documents or []), *([] if question is None else [question])]
+    sources, asked = split_words(words, questions)
+    if not sources and session is None:
+        raise UsageError(NO_DOCUMENT)
+    run = Run.start(ctx)
+    screen = run.screen
+    conversation = run.converse(sources, pages=pages, password=password, name=session)
+    opened = run.open(conversation)
+    screen.note(f"longread: {opened_line(opened)}")
+    turns: list[tuple[str, Answer]] = []
+    for text in asked:
+        if questions is not None:
+            screen.note(f"longread: question {len(turns) + 1} of {len(asked)}: {text}")
+        if turns and not as_json:
+            screen.print()
+        answer = screen.show(conversation.ask(text), stream=not as_json)
+        assert isinstance(answer, Answer), "a session's ask ends with an Answer"
+        turns.append((text, answer))
+        screen.ending(answer)
+        if not as_json:
+            screen.sources(answer)
+        if show_selected:
+            screen.selected(answer.selection, opened.documents)
+        if run.verbose:
+            screen.note(f"longread: {_timings_line(answer)}")
+        if answer.finish_reason == "interrupted":
+            conversation.keep()
+            break
+        if session is not None:
+            conversation.keep()
+        elif questions is not None:
+            conversation.session.undo()
+    if as_json and questions is not None:
+        run.print_json(answers_document(turns, with_selected=show_selected))
+    elif as_json:
+        run.print_json(answer_document(*turns[0], with_selected=show_selected))
+    conversation.session.close()
+    if turns[-1][1].finish_reason == "interrupted":
+        raise typer.Exit(130)
+
+
+def split_words(words: list[str], questions: str | None) -> tuple[list[str], list[str]]:
+    """Part the positional words into documents and questions; UsageError where one lacks."""
+    from longread.errors import UsageError
+    from longread.plain_text import clean, one_line
+
+    if questions is not None:
+        return words, _read_questions(questions, words)
+    if not words:
+        raise UsageError(NO_DOCUMENT)
+    question = words[-1]
+    if question == "-" or os.path.exists(question):
+        raise UsageError(
+            f"the question is missing: {one_line(question)} is a document; put the question last, "
+            "in quotes"
+        )
+    if not clean(question).strip():
+        raise UsageError("the question is empty")
+    return words[:-1], [clean(question)]
+
+
+def _read_questions(source: str, documents: list[str]) -> list[str]:
+    from longread.errors import UsageError
+    from longread.plain_text import clean, one_line
+
+    if source == "-" and "-" in documents:
+        raise UsageError("standard input (-) cannot be the document and the questions at once")
+    try:
+        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"--questions {one_line(source)} cannot be read: {reason}") from None
+    except ValueError:
+        raise UsageError(f"--questions {one_line(source)} is not text in UTF-8") from None
+    lines = [clean(line).strip() for line in text.splitlines()]
+    asked = [line for line in lines if line]
+    if not asked:
+        raise UsageError(f"--questions {one_line(source)} holds no question; give one a line")
+    return asked
+
+
+def _timings_line(answer: Answer) -> str:
+    timings, usage = answer.timings, answer.usage
+    return (
+        f"open {timings.open_s:.2f} s (prefill {timings.prefill_s:.2f} s), "
+        f"question {timings.question_s:.2f} s, "
+        f"{usage.answer_tokens} answer tokens {timings.decode_s:.2f} s"
+    )

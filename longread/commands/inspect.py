@@ -1,0 +1,178 @@
+"""`longread inspect`: what the model would see of a document, without loading a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from longread.commands import options
+
+if TYPE_CHECKING:
+    from longread.commands.run import Run
+    from longread.document import Document
+
+
+def inspect(
+    ctx: typer.Context,
+    documents: Annotated[
+        list[str], typer.Argument(metavar="DOCUMENT", help="Files, or - for standard input.")
+    ],
+    text: Annotated[
+        bool, typer.Option("--text", help="Print the whole text, pages parted by form feeds.")
+    ] = False,
+    page: Annotated[
+        str | None, typer.Option("--page", metavar="N", help="Print the text of one page.")
+    ] = None,
+    pages: options.Pages = None,
+    password: options.Password = None,
+    model: options.Model = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Show pages, tokens and warnings: what the model would see.
+
+    Tokens are counted where the model is on disk, or is named with --model.
+    """
+    from longread.commands.run import Run, password_asker, standard_input
+    from longread.document import extract, read_source
+    from longread.errors import UsageError
+    from longread.events import Notice
+
+    if page is not None:
+        if pages is not None:
+            raise UsageError("--page and --pages do not go together")
+        if not page.isdecimal():
+            raise UsageError(f"--page is {page!r}: give one number; --pages takes ranges")
+    if documents.count("-") > 1:
+        raise UsageError("standard input (-) can be read only once")
+    run = Run.start(ctx)
+    asker = password_asker(password, run.screen)
+    read = []
+    for source in documents:
+        raw = read_source(source, stdin=standard_input())
+        try:
+            read.append(
+                extract(raw, pages=page or pages, password=asker, progress=run.screen.progress)
+            )
+        finally:
+            run.screen.stop_progress()
+    if text or (page is not None and not as_json):
+        _print_texts(run, read)
+        for document in read:
+            for warning in document.warnings:
+                run.screen.notice(Notice(f"{document.name}: {warning}"))
+        return
+    count, window = _token_counter(run)
+    if as_json:
+        records = [_record(document, count, with_text=page is not None) for document in read]
+        run.print_json({"version": 1, "model": run.settings.model, "documents": records})
+        return
+    for document in read:
+        _print_summary(run, document, count, window)
+
+
+CountFn = Callable[[str], int]
+
+
+def _token_counter(run: Run) -> tuple[CountFn | None, int | None]:
+    """Return how to count tokens and the model's window; None where no tokenizer is at hand."""
+    from longread import catalog
+
+    settings = run.settings
+    listings = catalog.list_models(settings.models_dir)
+    path = next((item.path for item in listings if item.name == settings.model), None)
+    if path is None and run.origins["model"] != "--model":
+        return None, None
+    from longread import weights
+    from longread.tokenizer import Tokenizer
+
+    if path is None:
+        try:
+            path = weights.prepare(
+                settings.model, settings.models_dir, run.screen.progress, run.screen.notice
+            )
+        finally:
+            run.screen.stop_progress()
+    tokenizer = Tokenizer.load(path)
+    return lambda text: len(tokenizer.encode(text)), weights.load_config(path).window
+
+
+def _print_texts(run: Run, documents: list[Document]) -> None:
+    from longread.plain_text import clean
+
+    for number, document in enumerate(documents):
+        if number:
+            run.screen.out.write("\f")
+        # The form feeds are ours; those of a document would part pages that are not there.
+        run.screen.out.write("\f".join(clean(page.text) for page in document.pages))
+    run.screen.out.write("\n")
+
+
+def _print_summary(run: Run, document: Document, count: CountFn | None, window: int | None) -> None:
+    from longread.commands.run import table_lines
+    from longread.document import document_text
+
+    print_line = run.screen.print
+    number = f"{document.num_pages_total:,}"
+    if len(document.pages) != document.num_pages_total:
+        number = f"{len(document.pages):,} of {number}"
+    tokens = f"not counted; `longread models pull {run.settings.model}` makes it possible"
+    if count is not None and window is not None:
+        num_tokens = count(document_text(document))
+        fits = "" if num_tokens < window else ", more than fits"
+        tokens = f"{num_tokens:,} ({run.settings.model} takes {window:,} in all{fits})"
+    rows = [
+        ("document", document.name),
+        ("kind", f"{document.kind}, read by {document.engine}"),
+        ("sha256", document.sha256),
+        ("pages", number),
+        ("tokens", tokens),
+        *(("warning", warning) for warning in document.warnings),
+    ]
+    for line in table_lines(("what", "value"), rows)[1:]:
+        print_line(line)
+    print_line()
+    page_rows = [
+        (
+            str(page.page_idx + 1),
+            page.label or "-",
+            f"{len(page.text):,}",
+            f"{len(page.text.split()):,}",
+            f"{count(page.text):,}" if count is not None else "-",
+        )
+        for page in document.pages
+    ]
+    head = ("page", "label", "characters", "words", "tokens")
+    for line in table_lines(head, page_rows, "page characters words tokens"):
+        print_line(line)
+    print_line()
+
+
+def _record(document: Document, count: CountFn | None, *, with_text: bool) -> dict[str, object]:
+    from longread.document import document_text
+
+    pages: list[dict[str, object]] = []
+    for page in document.pages:
+        record: dict[str, object] = {
+            "page": page.page_idx + 1,
+            "page_label": page.label,
+            "num_chars": len(page.text),
+            "num_words": len(page.text.split()),
+            "num_tokens": count(page.text) if count is not None else None,
+        }
+        if with_text:
+            record["text"] = page.text
+        pages.append(record)
+    return {
+        "name": document.name,
+        "kind": document.kind,
+        "engine": document.engine,
+        "sha256": document.sha256,
+        "num_pages_total": document.num_pages_total,
+        "num_tokens": count(document_text(document)) if count is not None else None,
+        "warnings": list(document.warnings),
+        "pages": pages,
+    }

@@ -1,0 +1,164 @@
+"""`longread eval` and `longread bench`: figures as a table, then one line of JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from longread.commands import options
+
+bench = typer.Typer(help="Speed, measured on this machine.", rich_markup_mode=None)
+
+Repeats = Annotated[int, typer.Option("--repeats", metavar="N", min=1, help="Runs of each kind.")]
+
+
+def evaluate(
+    ctx: typer.Context,
+    document: Annotated[str, typer.Argument(metavar="DOCUMENT", help="A file.")],
+    selection_only: Annotated[
+        bool,
+        typer.Option(
+            "--selection-only", help="Measure the attention mass on the kept rows; no answers."
+        ),
+    ] = False,
+    pages: options.Pages = None,
+    password: options.Password = None,
+    model: options.Model = None,
+    policy: options.Policy = None,
+    budget: options.Budget = None,
+    vote: options.Vote = None,
+    min_votes: options.MinVotes = None,
+    index: options.Index = None,
+    index_dim: options.IndexDim = None,
+    sink_size: options.SinkSize = None,
+    window_size: options.WindowSize = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Measure what a policy keeps; the last line is JSON with the key mass_kept."""
+    import json
+
+    from longread.commands.run import Run, password_asker, table_lines
+    from longread.errors import UsageError
+
+    if not selection_only:
+        raise UsageError("eval needs --selection-only: it is the one measurement there is")
+    from longread.evaluate import selection
+
+    run = Run.start(ctx)
+    try:
+        figures = selection.run(
+            run.settings,
+            document,
+            pages=pages,
+            password=password_asker(password, run.screen),
+            progress=run.screen.progress,
+            notice=run.screen.notice,
+        )
+    finally:
+        run.screen.stop_progress()
+    rows = [(name, str(value)) for name, value in figures.items()]
+    for line in table_lines(("measure", "value"), rows):
+        run.screen.print(line)
+    run.screen.print(json.dumps(figures))
+
+
+@bench.command("ask")
+def bench_ask(
+    ctx: typer.Context,
+    document: Annotated[str, typer.Argument(metavar="DOCUMENT", help="A file.")],
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="To be asked each time.")],
+    repeats: Repeats = 3,
+    model: options.Model = None,
+    policy: options.Policy = None,
+    budget: options.Budget = None,
+    vote: options.Vote = None,
+    index: options.Index = None,
+    max_tokens: options.MaxTokens = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    kv_dtype: options.KvDtype = None,
+    verbose: options.Verbose = False,
+) -> None:
+    """Time `ask` from the start of its process: with an empty cache, then from the cache."""
+    import dataclasses
+    import json
+
+    from longread.bench import ask
+    from longread.commands.run import Run, table_lines
+    from longread.config import OPTION_NAMES
+
+    run = Run.start(ctx)
+    flags = [
+        word
+        for name in OPTION_NAMES
+        if (value := ctx.params.get(name)) is not None
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    first, later = ask.run(document, question, flags, repeats)
+    rows = [("first", f"{first.first_token_s:.2f}", f"{first.total_s:.2f}")]
+    rows += [("from cache", f"{t.first_token_s:.2f}", f"{t.total_s:.2f}") for t in later]
+    head = ("run", "first token, s", "total, s")
+    for line in table_lines(head, rows):
+        run.screen.print(line)
+    best_s = min(times.first_token_s for times in later)
+    record = {
+        "first": dataclasses.asdict(first),
+        "from_cache": [dataclasses.asdict(times) for times in later],
+        "speedup": first.first_token_s / best_s,
+    }
+    run.screen.print(json.dumps(record))
+
+
+@bench.command("prefill")
+def bench_prefill(
+    ctx: typer.Context,
+    num_tokens: Annotated[
+        int, typer.Option("--tokens", metavar="N", min=2, help="Length of the prompt.")
+    ] = 4096,
+    repeats: Repeats = 3,
+    model: options.Model = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Time the prefill beside Hugging Face's, for the same model, dtype and machine."""
+    import dataclasses
+    import json
+    from statistics import median
+
+    from longread import weights
+    from longread.bench import prefill
+    from longread.commands.run import Run, table_lines
+    from longread.plain_text import size_text
+
+    run = Run.start(ctx)
+    settings = run.settings
+    try:
+        model_dir = weights.prepare(
+            settings.model, settings.models_dir, run.screen.progress, run.screen.notice
+        )
+    finally:
+        run.screen.stop_progress()
+    runs, difference = prefill.run(model_dir, settings.device, settings.dtype, num_tokens, repeats)
+    rows, rates = [], {}
+    for contender in prefill.CONTENDERS:
+        mine = [timed for timed in runs if timed.contender == contender]
+        rates[contender] = median(timed.num_tokens / timed.prefill_s for timed in mine)
+        peak = size_text(max(timed.peak_bytes for timed in mine))
+        rows.append((contender, f"{rates[contender]:,.0f}", peak))
+    for line in table_lines(("contender", "tokens/s", "peak"), rows, "tokens/s peak"):
+        run.screen.print(line)
+    record = {
+        "model": settings.model,
+        "num_tokens": num_tokens,
+        "tokens_per_s": rates,
+        "ratio": rates[prefill.CONTENDERS[0]] / rates[prefill.CONTENDERS[1]],
+        "logits_relative_rms": difference,
+        "runs": [dataclasses.asdict(timed) for timed in runs],
+    }
+    run.screen.print(json.dumps(record))

@@ -1,0 +1,228 @@
+"""Saved sessions: the turns of a conversation about documents, one JSON file each.
+
+Owns the file format, names and exports. It does not own the KV cache: turns are text, and a session
+that is resumed reads them again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longread.errors import StoreError, UsageError
+from longread.events import (
+    Answer,
+    CacheUse,
+    Citation,
+    Passage,
+    Selection,
+    Timings,
+    Usage,
+)
+from longread.plain_text import json_text
+
+FORMAT_VERSION = 1
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One question and its finished answer."""
+
+    question: str
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class SavedSession:
+    """A conversation that can be taken up again on the same documents."""
+
+    name: str
+    created: str  # ISO 8601, UTC
+    model: str
+    sources: tuple[str, ...]  # absolute paths; "-" where the document came on standard input
+    sha256s: tuple[str, ...]  # of the files' bytes, in the order of `sources`
+    pages: str | None  # the text of --pages
+    turns: tuple[Turn, ...]
+
+
+def check_name(name: str) -> str:
+    """Return `name`; UsageError where it could not be a file name on every system."""
+    if not _NAME.fullmatch(name) or name.startswith("."):
+        raise UsageError(
+            f"session name {name!r} is not usable: take letters, digits, '-', '_' and '.', "
+            "beginning with none of the dots"
+        )
+    return name
+
+
+def exists(sessions_dir: Path, name: str) -> bool:
+    """Return whether a session of that name is saved."""
+    return _path(sessions_dir, name).is_file()
+
+
+def list_names(sessions_dir: Path) -> list[str]:
+    """Return the names of the saved sessions, sorted."""
+    try:
+        files = list(sessions_dir.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _store_error("list the sessions in", sessions_dir, error) from error
+    return sorted(file.stem for file in files if file.suffix == _SUFFIX and _usable(file.stem))
+
+
+def save(sessions_dir: Path, session: SavedSession) -> Path:
+    """Write the session under its name, whole or not at all; return the file."""
+    path = _path(sessions_dir, session.name)
+    try:
+        sessions_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # The turns quote the documents, so the folder is private even if it was there before.
+        sessions_dir.chmod(0o700)
+        _write_atomically(path, json.dumps(session_record(session)))
+    except OSError as error:
+        raise _store_error("save the session in", sessions_dir, error) from error
+    return path
+
+
+def load(sessions_dir: Path, name: str) -> SavedSession:
+    """Read a saved session; UsageError where there is none, StoreError where it is damaged."""
+    path = _path(sessions_dir, name)
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = ", ".join(list_names(sessions_dir)) or "none yet"
+        raise UsageError(
+            f"there is no session {name!r} in {sessions_dir}; saved: {known}"
+        ) from None
+    except OSError as error:
+        raise _store_error("read the session in", path, error) from error
+    except ValueError as error:
+        raise _damaged(path, name) from error
+    version = record.get("version") if isinstance(record, dict) else None
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise StoreError(
+            f"session file {path} has format {version}, this longread reads {FORMAT_VERSION}; "
+            "update longread"
+        )
+    try:
+        return _session_from(record)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(path, name) from error
+
+
+def remove(sessions_dir: Path, name: str) -> None:
+    """Delete a saved session; UsageError where there is none."""
+    path = _path(sessions_dir, name)
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        raise UsageError(f"there is no session {name!r} in {sessions_dir}") from None
+    except OSError as error:
+        raise _store_error("remove the session in", path, error) from error
+
+
+def session_record(session: SavedSession) -> dict[str, Any]:
+    """Return the session as plain JSON values with a `version`: what the file holds."""
+    return {"version": FORMAT_VERSION, **dataclasses.asdict(session)}
+
+
+def export_json(session: SavedSession) -> str:
+    """Return the session as one JSON document; unsafe characters are escaped."""
+    return json_text(session_record(session), indent=2) + "\n"
+
+
+def export_markdown(session: SavedSession) -> str:
+    """Return the conversation as Markdown: questions as headings, sources under each answer."""
+    lines = [f"# {session.name}", "", f"Model: {session.model}", "", "Documents:", ""]
+    lines += [f"- {Path(source).name} ({source})" for source in session.sources]
+    for turn in session.turns:
+        answer = turn.answer
+        question = " ".join(turn.question.split())
+        lines += ["", f"## {question}", "", answer.text.strip()]
+        if answer.finish_reason == "interrupted":
+            lines += ["", "*(interrupted)*"]
+        if answer.citations:
+            lines += ["", "Sources:", ""]
+        for number, citation in enumerate(answer.citations, 1):
+            label = f" (label {citation.page_label})" if citation.page_label else ""
+            quote = " ".join(citation.quote.split())
+            lines.append(f"{number}. {citation.document}, p. {citation.page}{label}: “{quote}”")
+    return "\n".join(lines) + "\n"
+
+
+def _path(sessions_dir: Path, name: str) -> Path:
+    return sessions_dir / (check_name(name) + _SUFFIX)
+
+
+def _usable(name: str) -> bool:
+    return bool(_NAME.fullmatch(name)) and not name.startswith(".")
+
+
+def _write_atomically(path: Path, content: str) -> None:
+    descriptor, temp_name = tempfile.mkstemp(prefix=".saving-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temp_name, path)
+    except BaseException:
+        Path(temp_name).unlink(missing_ok=True)
+        raise
+
+
+def _session_from(record: dict[str, Any]) -> SavedSession:
+    pages = record["pages"]
+    session = SavedSession(
+        name=str(record["name"]),
+        created=str(record["created"]),
+        model=str(record["model"]),
+        sources=_strings(record["sources"]),
+        sha256s=_strings(record["sha256s"]),
+        pages=None if pages is None else str(pages),
+        turns=tuple(Turn(str(t["question"]), _answer_from(t["answer"])) for t in record["turns"]),
+    )
+    if len(session.sources) != len(session.sha256s):
+        raise ValueError("sources and sha256s differ in number")
+    return session
+
+
+def _strings(values: Sequence[object]) -> tuple[str, ...]:
+    if not isinstance(values, list):
+        raise TypeError("a list was expected")
+    return tuple(str(value) for value in values)
+
+
+def _answer_from(record: dict[str, Any]) -> Answer:
+    selection = dict(record["selection"])
+    selection["passages"] = tuple(Passage(**passage) for passage in selection["passages"])
+    selection["strip"] = tuple(selection["strip"])
+    fields = dict(record)
+    fields["citations"] = tuple(Citation(**citation) for citation in record["citations"])
+    fields["usage"] = Usage(**record["usage"])
+    fields["cache"] = CacheUse(**record["cache"])
+    fields["selection"] = Selection(**selection)
+    fields["timings"] = Timings(**record["timings"])
+    answer = Answer(**fields)
+    if not isinstance(answer.text, str):
+        raise TypeError("an answer's text must be text")
+    return answer
+
+
+def _store_error(what: str, path: Path, error: OSError) -> StoreError:
+    return StoreError(f"cannot {what} {path}: {error.strerror or error}; see `longread doctor`")
+
+
+def _damaged(path: Path, name: str) -> StoreError:
+    return StoreError(
+        f"session file {path} is damaged; remove it with `longread sessions rm {name}`"
+    )

@@ -1,0 +1,117 @@
+"""Saved sessions: what is written comes back, damage is an error that says what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from fake_session import make_answer
+
+from longread import history
+from longread.errors import StoreError, UsageError
+from longread.history import SavedSession, Turn
+
+
+def make_session(name: str = "book") -> SavedSession:
+    answer = make_answer("A date: \x1b[31m“May 7”\ud800", "interrupted")
+    return SavedSession(
+        name=name,
+        created="2026-01-01T00:00:00+00:00",
+        model="fake-model",
+        sources=("/docs/book.txt", "-"),
+        sha256s=("a" * 64, "b" * 64),
+        pages="3,10-40",
+        turns=(Turn("When?\nReally?", answer), Turn("Why?", make_answer("Because."))),
+    )
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    saved = make_session()
+    path = history.save(tmp_path / "deep" / "sessions", saved)
+    assert history.load(path.parent, "book") == saved
+    assert history.list_names(path.parent) == ["book"]
+    assert history.exists(path.parent, "book")
+    assert os.listdir(path.parent) == ["book.json"]
+
+
+def test_private(tmp_path: Path) -> None:
+    directory = tmp_path / "sessions"
+    directory.mkdir(mode=0o755)
+    path = history.save(directory, make_session())
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_saving_again_replaces(tmp_path: Path) -> None:
+    history.save(tmp_path, make_session())
+    shorter = dataclasses.replace(make_session(), turns=())
+    history.save(tmp_path, shorter)
+    assert history.load(tmp_path, "book") == shorter
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a b", "ä", "a\n", "x" * 101])
+def test_names_that_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="name"):
+        history.save(tmp_path, make_session(name))
+    with pytest.raises(UsageError, match="name"):
+        history.load(tmp_path, name)
+
+
+def test_missing_session_names_those_there_are(tmp_path: Path) -> None:
+    history.save(tmp_path, make_session("here"))
+    with pytest.raises(UsageError, match="here"):
+        history.load(tmp_path, "gone")
+    with pytest.raises(UsageError, match="gone"):
+        history.remove(tmp_path, "gone")
+    history.remove(tmp_path, "here")
+    assert history.list_names(tmp_path) == []
+    assert history.list_names(tmp_path / "no such folder") == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: "null",
+        lambda text: '{"version": 1}',
+        lambda text: text.replace('"citations"', '"quotations"'),
+        lambda text: text.replace('"turns": [', '"turns": [7, '),
+        lambda text: text.replace('"sources": [', '"sources": ["more", '),
+    ],
+)
+def test_damage_is_one_line_with_a_remedy(tmp_path: Path, damage: object) -> None:
+    path = history.save(tmp_path, make_session())
+    path.write_text(damage(path.read_text()))  # type: ignore[operator]
+    with pytest.raises(StoreError, match="sessions rm book"):
+        history.load(tmp_path, "book")
+
+
+def test_a_newer_format_asks_for_an_update(tmp_path: Path) -> None:
+    path = history.save(tmp_path, make_session())
+    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(StoreError, match="update longread"):
+        history.load(tmp_path, "book")
+
+
+def test_a_full_or_closed_disk_is_a_store_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="cannot save"):
+        history.save(tmp_path / "file", make_session())
+
+
+def test_exports() -> None:
+    saved = make_session()
+    text = history.export_markdown(saved)
+    assert "## When? Really?" in text
+    assert "1. book.txt, p. 12 (label xii): “a quote [p. 3] with brackets”" in text
+    assert "(interrupted)" in text
+    record = json.loads(history.export_json(saved))
+    assert record["version"] == 1
+    assert record["turns"][1]["answer"]["text"] == "Because."
+    assert "\x1b" not in history.export_json(saved)
