@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
-from longread import normalize, pdf, textfile
+from longread import normalize, pdf, running, textfile
 from longread.errors import DocumentError, NoTextError, UsageError
 from longread.events import Progress, ProgressFn
 from longread.pdf import Password
@@ -27,6 +27,7 @@ _HEADER_LEN = 1024  # a PDF's header may come after mail or HTTP headers
 _MARKDOWN_SUFFIXES = (".md", ".markdown", ".mdown", ".mkd")
 _TEXT_SUFFIXES = (*_MARKDOWN_SUFFIXES, ".txt", ".text", ".rst")
 _PAGE_RANGE = re.compile(r"(\d+)(?:(-)(\d*))?", re.ASCII)
+_GARBLED_QUALITY = 0.5
 _MAX_NAMED_RANGES = 12  # page ranges that one warning spells out
 
 
@@ -37,6 +38,9 @@ class Page:
     page_idx: int  # position in the file, from 0
     label: str | None  # as the document prints it, where that is not the plain number
     text: str  # normalised (NFKC); empty where the page holds no text
+    engine: str = ""  # what extracted it, without its version
+    quality: float = 1.0  # share of the characters that look like text
+    note: str = ""  # what is particular about the page: why another engine, blank, a scan
 
 
 @dataclass(frozen=True)
@@ -181,11 +185,13 @@ def _extract_pdf(
         progress=progress,
     )
     failed = [page.page_idx for page in read.pages if page.text is None]
-    texts = [normalize.clean_text(page.text or "") for page in read.pages]
-    texts = normalize.drop_running_lines(texts, [page.page_idx for page in read.pages])
+    texts = [normalize.join_spaced_letters(page.text or "") for page in read.pages]
+    texts = [normalize.clean_text(text) for text in texts]
+    texts = running.drop_running_lines(texts, [page.page_idx for page in read.pages])
     texts = [text.strip("\n") for text in normalize.join_hyphens(texts, typeset=True)]
     pages = tuple(
-        Page(page.page_idx, page.label, text) for page, text in zip(read.pages, texts, strict=True)
+        Page(page.page_idx, page.label, text, page.engine, page.quality, page.note)
+        for page, text in zip(read.pages, texts, strict=True)
     )
     if not any(text.strip() for text in texts):
         if failed:
@@ -203,6 +209,12 @@ def _extract_pdf(
         warnings.append("the file is damaged and was repaired as it was read; text may be missing")
     if failed:
         warnings.append(f"{_page_list(failed)} could not be read ({read.problem})")
+    garbled = [page.page_idx for page in pages if page.quality < _GARBLED_QUALITY]
+    if garbled:
+        warnings.append(
+            f"the fonts on {_page_list(garbled)} do not say which letters they show, so much of "
+            "the text is wrong or missing; `ocrmypdf --force-ocr IN.pdf OUT.pdf` reads the pages"
+        )
     blank = [page.page_idx for page in pages if not page.text.strip()]
     blank = sorted(set(blank) - set(failed))
     if blank:

@@ -1,4 +1,4 @@
-"""Raw page texts to the text a model reads: characters, line-end hyphens, running heads, quality.
+"""Raw page texts to the text a model reads: characters, line-end hyphens, quality.
 
 Owns what is done to text once it has been extracted or decoded. Knows no file format, opens
 nothing. Every function is linear in its input, since one page may hold a whole book.
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 
 # A part of every document record's key: raise it whenever any text could come out differently.
-NORMALIZER = f"normalize 1, unicode {unicodedata.unidata_version}"
+NORMALIZER = f"normalize 2, unicode {unicodedata.unidata_version}"
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LINE_BREAK = re.compile("\r\n|[\r\x0b\x85\u2028\u2029]")
@@ -33,25 +32,16 @@ _LINE_END_HYPHEN = re.compile(
     rf"(?<!{_LETTER})(?<!{_LETTER}-)({_COMPOUND})( ?)[-\u2010]\n({_LETTER}++)"
 )
 
-_EDGE_LINES = 2  # a running head or foot stands in the first or last two lines of its page
-_EDGE_LINE_LEN = 400  # with the gap between its parts
-_HEAD_LEN = 80  # without
-_RUNNING_SHARE = 0.4  # of the pages: heads that alternate between left and right pages have half
-_RUNNING_PAGES = 3
-# A gap of three spaces sets a page number apart from the head beside it; "Section 7" is content.
-_WIDE_GAP = re.compile(r"\s{3,}|\t")
-_NUMBER = r"[-–—\[(. ]*(?:[Pp]age|[Pp]\.)? ?(\d{1,5})(?: ?(?:of|/) ?\d{1,5})?[-–—\]). ]*"
-_BARE_NUMBER = re.compile(_NUMBER)
-_HEAD_THEN_NUMBER = re.compile(rf"(\S.*?)\t{_NUMBER}")
-_HEAD_THEN_PAGE = re.compile(r"(\S.*?) [\[(]?[Pp]age (\d{1,5})(?: of \d{1,5})?[\])]?")
-_NUMBER_THEN_HEAD = re.compile(rf"{_NUMBER}\t(\S.*)")
-
 _RUN_ON_WORD = re.compile(r"[A-Za-z]{25,}")
 _LETTERS = re.compile(r"[A-Za-z]+")
 # Private use, the replacement character, and glyph names or codes written out (`/g18/g152`).
 _UNMAPPED = re.compile(
     r"[\ue000-\uf8ff\ufffd\U000f0000-\U0010fffd]|(?:/g\d+){3,}|(?:\(cid:\d+\)){3,}"
 )
+_VOWELS = "aeiouyAEIOUY"
+_GAP = re.compile(r" {2,}|\t")
+_WORDS_TO_JUDGE = 8
+_SPACED_SHARE = 0.6  # of the words are one letter
 _RUN_ON_SHARE = 0.02
 _UNMAPPED_SHARE = 0.01
 
@@ -113,76 +103,72 @@ def join_hyphens(pages: Sequence[str], *, typeset: bool) -> list[str]:
     return [_LINE_END_HYPHEN.sub(join, page) for page in pages]
 
 
-def drop_running_lines(pages: Sequence[str], page_indices: Sequence[int]) -> list[str]:
-    """Return `pages` without page numbers and without heads and feet repeated on most pages.
+def join_spaced_letters(text: str) -> str:
+    """Close the gaps of a page whose letters are set apart (`à À â`, or Chinese so spaced).
 
-    pages: cleaned texts, spaces inside lines untouched; page_indices: their positions in the
-    file, from 0. Only lines at a page's edge go: page numbers that count with the pages, and
-    lines that are the same but for such a number. The first page that shows a head keeps it, and
-    a page keeps everything rather than become empty, so no wording is lost.
+    Two spaces or more part words; a page where words prevail is left alone.
     """
-    num_pages_by_key: Counter[tuple[str, ...]] = Counter()
-    candidates: list[dict[int, tuple[str, ...]]] = []
-    split = [page.split("\n") for page in pages]
-    for lines, page_idx in zip(split, page_indices, strict=True):
-        keys = _running_keys(lines, page_idx)
-        candidates.append(keys)
-        num_pages_by_key.update(set(keys.values()))
-    num_with_text = sum(1 for page in pages if page.strip())
-    needed = max(_RUNNING_PAGES, round(_RUNNING_SHARE * num_with_text))
-    seen: set[tuple[str, ...]] = set()
-    kept = []
-    for page, lines, keys in zip(pages, split, candidates, strict=True):
-        dropped = set()
-        for line_idx, key in keys.items():
-            if num_pages_by_key[key] < needed:
-                continue
-            if key in seen or not key[1]:
-                dropped.add(line_idx)
-            seen.add(key)
-        rest = [line for line_idx, line in enumerate(lines) if line_idx not in dropped]
-        kept.append("\n".join(rest) if any(map(str.strip, rest)) else page)
-    return kept
+    found = text.split()
+    num_single = sum(1 for word in found if len(word) == 1)
+    if len(found) < _WORDS_TO_JUDGE or num_single <= _SPACED_SHARE * len(found):
+        return text
+    return "\n".join(_join_line(line) for line in text.split("\n"))
 
 
-def _running_keys(lines: list[str], page_idx: int) -> dict[int, tuple[str, ...]]:
-    """Line index -> (edge, wording, number minus page_idx) for what could be a running line."""
-    filled = [line_idx for line_idx, line in enumerate(lines) if line.strip()]
-    edges = [(line_idx, "top") for line_idx in filled[:_EDGE_LINES]]
-    edges += [(line_idx, "bottom") for line_idx in filled[_EDGE_LINES:][-_EDGE_LINES:]]
-    keys: dict[int, tuple[str, ...]] = {}
-    for line_idx, edge in edges:
-        line = lines[line_idx].strip()
-        if len(line) > _EDGE_LINE_LEN:
-            continue
-        line = _WIDE_GAP.sub("\t", line)
-        number: int | None = None
-        head = line
-        if match := _BARE_NUMBER.fullmatch(line):
-            head, number = "", int(match[1])
-        elif match := _HEAD_THEN_NUMBER.fullmatch(line) or _HEAD_THEN_PAGE.fullmatch(line):
-            head, number = match[1], int(match[2])
-        elif match := _NUMBER_THEN_HEAD.fullmatch(line):
-            head, number = match[2], int(match[1])
-        # What ends like a sentence may be the text's own.
-        elif line[-1] in ".,;:!?" or not any(map(str.isalpha, line)):
-            continue
-        if len(head) <= _HEAD_LEN:
-            keys[line_idx] = (edge, head, "" if number is None else str(number - page_idx))
-    return keys
+def _join_line(line: str) -> str:
+    groups = [group.split(" ") for group in _GAP.split(line.strip())]
+    joined = [
+        "".join(group)
+        if sum(len(word) == 1 for word in group) * 2 > len(group)
+        else " ".join(group)
+        for group in groups
+    ]
+    return " ".join(joined)
+
+
+def num_unmapped(text: str) -> int:
+    """How many characters have no known meaning."""
+    return sum(len(match[0]) for match in _UNMAPPED.finditer(text))
+
+
+def num_run_on_letters(text: str) -> int:
+    """How many letters stand in words too long to be one."""
+    return sum(len(word) for word in _RUN_ON_WORD.findall(text))
+
+
+def has_shifted_letters(text: str) -> bool:
+    """Whether the letters are glyph numbers: 29 below the codes of what the page shows.
+
+    Fonts that Windows programs cut down number their glyphs so, and a file that gives no meanings
+    reads `3HQ` for `Pen`. Such text has no spaces and few vowels, and is plain when moved by 29.
+    """
+    words = text.split()
+    visible = [char for char in text if "!" <= char <= "~"]
+    if len(visible) < 12 or len(visible) < 8 * len(words):
+        return False
+    letters = [char for char in visible if char.isalpha()]
+    moved = [chr(ord(char) + 29) for char in visible if ord(char) + 29 < 0x7F]
+    moved_letters = [char for char in moved if char.isalpha()]
+    if len(moved_letters) < 0.7 * len(visible):
+        return False
+    vowel_share = sum(char in _VOWELS for char in letters) / max(1, len(letters))
+    moved_share = sum(char in _VOWELS for char in moved_letters) / len(moved_letters)
+    return (
+        vowel_share < 0.15 and moved_share > 0.25 and sum(map(str.islower, moved)) > len(moved) / 2
+    )
 
 
 def quality_warnings(text: str) -> list[str]:
     """Return what suggests that `text` is not what its pages show: one sentence for each sign."""
     warnings = []
-    num_unmapped = sum(len(match[0]) for match in _UNMAPPED.finditer(text))
-    if num_unmapped and num_unmapped >= _UNMAPPED_SHARE * len(text):
+    unmapped = num_unmapped(text)
+    if unmapped and unmapped >= _UNMAPPED_SHARE * len(text):
         warnings.append(
-            f"{num_unmapped} of {len(text)} characters have no known meaning (the file's fonts "
+            f"{unmapped} of {len(text)} characters have no known meaning (the file's fonts "
             "do not say what they show); answers may suffer"
         )
     num_letters = sum(len(word) for word in _LETTERS.findall(text))
-    num_run_on = sum(len(word) for word in _RUN_ON_WORD.findall(text))
+    num_run_on = num_run_on_letters(text)
     if num_run_on and num_run_on >= _RUN_ON_SHARE * num_letters:
         warnings.append(
             f"{num_run_on / num_letters:.0%} of the text runs together without spaces between "

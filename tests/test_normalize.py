@@ -9,10 +9,10 @@ import pytest
 from longread.normalize import (
     clean_line,
     clean_text,
-    drop_running_lines,
     join_hyphens,
     quality_warnings,
 )
+from longread.running import drop_running_lines
 
 # Ligatures, spaces, combining marks, controls, halves of a pair, direction overrides, jamo.
 ALPHABET = (

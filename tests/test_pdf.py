@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
 import random
 import re
-import unicodedata
-from pathlib import Path
+import zlib
 
 import pytest
 from pypdf import PdfReader, PdfWriter
@@ -16,9 +14,9 @@ from pypdf.constants import PageLabelStyle
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 from small_pdf import PDF, make_writer, raw_document, show, to_bytes
 
-from longread.document import document_text, extract, read_source
+from longread.document import document_text, extract
 from longread.errors import DocumentError, LongreadError, NoTextError, PasswordError
-from longread.pdf import _page_text
+from longread.pdf_pypdf import page_text
 
 
 def test_page_labels_are_none_where_they_are_the_plain_number() -> None:
@@ -33,6 +31,7 @@ def test_page_labels_are_none_where_they_are_the_plain_number() -> None:
 def with_unreadable_page() -> bytes:
     writer = make_writer([show("First page"), show("Second page"), b"", show("Fourth page")])
     contents = writer.pages[1]["/Contents"]
+    contents.set_data(zlib.compress(contents.get_data()))  # type: ignore[attr-defined]
     contents[NameObject("/Filter")] = NameObject("/NoSuchFilter")  # type: ignore[index]
     return to_bytes(writer)
 
@@ -81,7 +80,7 @@ def test_a_repaired_file_says_so_and_nothing_reaches_the_log_or_terminal(
 def test_mutated_and_truncated_files_end_in_text_or_one_line() -> None:
     rng = random.Random(5)
     num_errors = 0
-    for _ in range(150):
+    for _ in range(24):
         data = bytearray(PDF[: rng.choice([len(PDF), rng.randrange(9, len(PDF))])])
         for _ in range(rng.randrange(1, 30)):
             data[rng.randrange(8, len(data))] = rng.randrange(256)
@@ -93,7 +92,7 @@ def test_mutated_and_truncated_files_end_in_text_or_one_line() -> None:
             assert error.exit_code in (3, 4, 5)
         else:
             assert document_text(document).strip()
-    assert 10 < num_errors < 140
+    assert 1 < num_errors < 23
 
 
 def test_a_form_that_calls_itself_ends() -> None:
@@ -188,67 +187,5 @@ def test_reading_leaves_the_reader_free_of_parsed_content() -> None:
     reader = PdfReader(io.BytesIO(to_bytes(make_writer([spaced(b"(one two three four fi) Tj")]))))
     page = reader.pages[0]
     contents = page.raw_get("/Contents")
-    assert _page_text(page, reader) == _page_text(page, reader) == "one two three four five six"
+    assert page_text(page, reader) == page_text(page, reader) == "one two three four five six"
     assert page.raw_get("/Contents") is contents
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "generated/gen_base.pdf",
-        "generated/gen_two_columns.pdf",
-        "generated/gen_rotate90.pdf",
-        "generated/gen_aes256_user_password.pdf",
-        "generated/gen_unicode_password.pdf",
-        "generated/gen_owner_only_password.pdf",
-        "generated/gen_bad_startxref.pdf",
-        "generated/gen_garbage_prefix.pdf",
-        "generated/gen_mixed_text_and_scan.pdf",
-        "generated/gen_header_footer_12p.pdf",
-        "generated/gen_ligatures_softhyphen.pdf",
-        "generated/gen_mixed_scripts.pdf",
-        "real/issue6010_2-nonascii-password.pdf",
-        "real/minimal-document.pdf",
-        "real/tracemonkey.pdf",
-    ],
-)
-def test_expected_text_of_evaluation_pdfs(evaldata: Path, name: str) -> None:
-    folder = evaldata / "pdfs"
-    expected = json.loads((folder / "expected.json").read_text("utf-8"))[name]
-    document = extract(read_source(str(folder / name)), password=expected.get("password"))
-    text = " ".join(document_text(document).split())
-    for wording in [*expected.get("must", []), *expected.get("order", [])]:
-        assert unicodedata.normalize("NFKC", wording) in text
-    places = [text.index(wording) for wording in expected.get("order", [])]
-    assert places == sorted(places)
-
-
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("generated/gen_zero_bytes.pdf", DocumentError),
-        ("generated/gen_scanned_no_text.pdf", NoTextError),
-        ("generated/gen_aes128_user_password.pdf", PasswordError),
-        ("generated/gen_truncated_half.pdf", DocumentError),
-        ("real/Pages-tree-refs.pdf", DocumentError),
-        ("real/poppler-85140-0.pdf", DocumentError),
-        ("real/REDHAT-1531897-0.pdf", DocumentError),
-        ("real/issue5481-scanned.pdf", NoTextError),
-    ],
-)
-def test_expected_errors_of_evaluation_pdfs(
-    evaldata: Path, name: str, error: type[LongreadError]
-) -> None:
-    with pytest.raises(error) as caught:
-        extract(read_source(str(evaldata / "pdfs" / name)))
-    assert type(caught.value) is error and "\n" not in str(caught.value)
-
-
-def test_warnings_and_labels_of_evaluation_pdfs(evaldata: Path) -> None:
-    folder = evaldata / "pdfs" / "generated"
-    mixed = extract(read_source(str(folder / "gen_mixed_text_and_scan.pdf")))
-    assert [warning for warning in mixed.warnings if "no text on pages 4-5" in warning]
-    labelled = extract(read_source(str(folder / "gen_outline_pagelabels.pdf")))
-    labels = [page.label for page in labelled.pages]
-    assert labels == ["i", "ii", "iii", "iv", "1", "2", "3", "4", "5", "6", "7", "8"]
-    assert "The value of parameter number 7 is 1818" in labelled.pages[6].text

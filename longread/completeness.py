@@ -1,0 +1,143 @@
+"""How much of a known text an extraction holds: words found in order, words missing, words extra.
+
+Owns the comparison of two texts word by word. Reads no files; a word is a run of letters and
+digits in NFKC, whatever its case, so that hyphens, quotes and line breaks do not count.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+_WORD = re.compile(r"\w+")
+_ANCHOR_LENS = (6, 3, 1)  # words in a row that stand once in either text hold the texts together
+_SMALL_GAP = 400  # words between anchors that are compared one with another
+_MAX_SAMPLES = 20
+_SAMPLE_LEN = 8  # words
+
+
+@dataclass(frozen=True)
+class Completeness:
+    """Counts in words; `missing` and `extra` show the longest runs, most words first."""
+
+    num_expected: int
+    num_read: int
+    num_found: int  # in order
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+
+    @property
+    def found_share(self) -> float:
+        """Of the expected words."""
+        return self.num_found / self.num_expected if self.num_expected else 1.0
+
+    @property
+    def extra_share(self) -> float:
+        """Words read that are not expected, by the number of expected ones."""
+        num_extra = self.num_read - self.num_found
+        return num_extra / self.num_expected if self.num_expected else float(num_extra > 0)
+
+
+def compare(read: str, expected: str) -> Completeness:
+    """Align the words of `read` with those of `expected`. Memory and time stay near linear."""
+    read_words, expected_words = words(read), words(expected)
+    found_read = bytearray(len(read_words))
+    found_expected = bytearray(len(expected_words))
+    num_found = 0
+    for i, j, length in _matches(read_words, expected_words):
+        num_found += length
+        found_read[i : i + length] = b"\1" * length
+        found_expected[j : j + length] = b"\1" * length
+    return Completeness(
+        len(expected_words),
+        len(read_words),
+        num_found,
+        _samples(expected_words, found_expected),
+        _samples(read_words, found_read),
+    )
+
+
+def words(text: str) -> list[str]:
+    """The words of `text` as they are compared."""
+    text = unicodedata.normalize("NFKC", text).replace("\xad", "").casefold()
+    return [word for run in _WORD.findall(text) for word in run.split("_") if word]
+
+
+def _matches(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int]]:
+    """Runs of equal words as (start in a, start in b, length), in order and disjoint."""
+    stack = [(0, len(a), 0, len(b), 0)]
+    while stack:
+        a_start, a_end, b_start, b_end, depth = stack.pop()
+        while a_start < a_end and b_start < b_end and a[a_start] == b[b_start]:
+            yield a_start, b_start, 1
+            a_start, b_start = a_start + 1, b_start + 1
+        while a_start < a_end and b_start < b_end and a[a_end - 1] == b[b_end - 1]:
+            a_end, b_end = a_end - 1, b_end - 1
+            yield a_end, b_end, 1
+        if a_start == a_end or b_start == b_end:
+            continue
+        if a_end - a_start <= _SMALL_GAP and b_end - b_start <= _SMALL_GAP:
+            matcher = SequenceMatcher(None, a[a_start:a_end], b[b_start:b_end], autojunk=False)
+            for block in matcher.get_matching_blocks():
+                if block.size:
+                    yield a_start + block.a, b_start + block.b, block.size
+            continue
+        if depth == len(_ANCHOR_LENS):
+            continue  # no word in common that stands once: these are other texts
+        length = _ANCHOR_LENS[depth]
+        anchors = _anchors(a[a_start:a_end], b[b_start:b_end], length)
+        # With anchors the gaps are new texts, in which more stands once.
+        next_depth = 0 if anchors else depth + 1
+        i = j = 0
+        for anchor_i, anchor_j in [*anchors, (a_end - a_start, b_end - b_start)]:
+            if anchor_i < i or anchor_j < j:
+                continue
+            if anchors and anchor_i < a_end - a_start:
+                yield a_start + anchor_i, b_start + anchor_j, length
+            stack.append(
+                (a_start + i, a_start + anchor_i, b_start + j, b_start + anchor_j, next_depth)
+            )
+            i, j = anchor_i + length, anchor_j + length
+
+
+def _anchors(a: Sequence[str], b: Sequence[str], length: int) -> list[tuple[int, int]]:
+    """Places of runs of `length` words that stand once in each: the longest rising sequence."""
+    places_a, places_b = _once(a, length), _once(b, length)
+    pairs = [(i, places_b[run]) for run, i in places_a.items() if run in places_b]
+    tails: list[int] = []
+    tail_pairs: list[int] = []
+    previous = [-1] * len(pairs)
+    for k, (_, j) in enumerate(pairs):
+        place = bisect_left(tails, j)
+        previous[k] = tail_pairs[place - 1] if place else -1
+        tails[place : place + 1] = [j]
+        tail_pairs[place : place + 1] = [k]
+    chain = []
+    k = tail_pairs[-1] if tail_pairs else -1
+    while k >= 0:
+        chain.append(pairs[k])
+        k = previous[k]
+    return chain[::-1]
+
+
+def _once(words: Sequence[str], length: int) -> dict[tuple[str, ...], int]:
+    runs = [tuple(words[i : i + length]) for i in range(len(words) - length + 1)]
+    counts = Counter(runs)
+    return {run: i for i, run in enumerate(runs) if counts[run] == 1}
+
+
+def _samples(words: Sequence[str], found: bytearray) -> tuple[str, ...]:
+    runs = sorted(
+        ((match.end() - match.start(), match.start()) for match in re.finditer(b"\0+", found)),
+        key=lambda run: (-run[0], run[1]),
+    )
+    shown = []
+    for length, start in runs[:_MAX_SAMPLES]:
+        text = " ".join(words[start : start + min(length, _SAMPLE_LEN)])
+        shown.append(f"{text} (and {length - _SAMPLE_LEN} more)" if length > _SAMPLE_LEN else text)
+    return tuple(shown)

@@ -1,0 +1,208 @@
+"""One PDF behind both engines: opened by whichever can, and read page by page by the better one.
+
+Owns the order in which engines are tried. Runs in a child process (pdf_child.py), since a damaged
+file may take any time and memory, or end the process.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from longread import page_choice, pdf_repair
+from longread.normalize import clean_line, clean_text
+from longread.page_choice import Second
+from longread.pdf_fields import page_fields
+from longread.pdf_pdfium import LockedError, PdfiumFile, PdfiumPage
+from longread.pdf_pypdf import PypdfFile, captured_log
+
+PYPDF, PDFIUM, PDFIUM_ALONE = "pypdf", "pypdfium2", "pypdfium2 alone"
+_REASON_LEN = 160
+
+
+class UnreadableError(Exception):
+    """No engine opens the file; the text says why."""
+
+
+@dataclass(frozen=True)
+class PageRead:
+    """One page: `text` is None where no engine could read it, and `problem` says why."""
+
+    text: str | None
+    engine: str
+    note: str = ""  # why the second engine was taken, or what the page is
+    problem: str | None = None
+    quality: float = 1.0  # share of the characters that look like text
+
+
+class PdfFile:
+    """A file that is opened once and read page by page."""
+
+    def __init__(self, data: bytes, password: str | None, *, quick: bool = False) -> None:
+        """Raises LockedError where the password is wrong or needed, UnreadableError otherwise.
+
+        With `quick`, where pypdfium2 opens the file pypdf does so only once a page needs it, and
+        `labels` are not read.
+        """
+        self._pending: tuple[bytes, str | None] | None = None
+        self.repaired = False
+        self._pypdf: PypdfFile | None = None
+        self._pdfium: PdfiumFile | None = None
+        try:
+            if quick:
+                with suppress(Exception):
+                    self._pdfium = PdfiumFile(data, password or None)
+            if self._pdfium is not None and len(self._pdfium) > 0:
+                self._pending = (data, password)
+            else:
+                self._open(data, password)
+        except UnreadableError:
+            rebuilt = pdf_repair.rebuild(data)
+            if rebuilt is None:
+                raise
+            self._open(rebuilt, password)
+            self.repaired = True
+        self.num_pages = len(self._pypdf or self._pdfium or ())
+        self.labels: list[str | None] = [None] * self.num_pages
+        if self._pypdf is not None:
+            with suppress(Exception):
+                self.labels = self._pypdf.labels()
+        # Pages are compared one with another, which needs the same ones.
+        self._paired = self._pdfium is not None and len(self._pdfium) == self.num_pages
+
+    def _open(self, data: bytes, password: str | None) -> None:
+        problem = ""
+        with captured_log() as loggers:
+            try:
+                self._open_pypdf(data, password)
+                self.repaired = "pypdf._reader" in loggers
+            except LockedError:
+                raise
+            except Exception as exc:
+                # Damaged files raise anything, such as RecursionError or TypeError.
+                problem = reason(exc)
+        try:
+            pdfium = PdfiumFile(data, password or None)
+            if len(pdfium) > 0:
+                self._pdfium = pdfium
+        except LockedError:
+            if self._pypdf is None:
+                raise
+        except Exception as exc:
+            problem = problem or reason(exc)
+        if self._pypdf is None and self._pdfium is None:
+            raise UnreadableError(problem)
+        self.repaired = self.repaired or self._pypdf is None
+
+    def _open_pypdf(self, data: bytes, password: str | None) -> None:
+        opened = PypdfFile(data)
+        if not opened.unlock(password):
+            raise LockedError
+        if len(opened) == 0:
+            raise ValueError("it has no pages")
+        self._pypdf = opened
+
+    def read(self, page_idx: int, first: str) -> PageRead:
+        """Read a page with both engines where it takes both; `first` is the one to begin with.
+
+        With PDFIUM first, pypdf is asked only where that text looks wrong; with PDFIUM_ALONE, as
+        after pypdf took too long, never.
+        """
+        with captured_log():
+            read = self._read(page_idx, first)
+            if read.text is None:
+                return read
+            quality = 1.0 - page_choice.bad_share(read.text)
+            text = read.text
+            if first != PDFIUM_ALONE and self._may_have_fields(page_idx):
+                text = self._with_fields(page_idx, text)
+            return replace(read, text=text, quality=quality)
+
+    def _may_have_fields(self, page_idx: int) -> bool:
+        if self._pdfium is None or not self._paired:
+            return True
+        with suppress(Exception):
+            return self._pdfium.has_annotations(page_idx)
+        return True
+
+    def _read(self, page_idx: int, first: str) -> PageRead:
+        second, problem_b = self._ask_pdfium(page_idx)
+        if second is not None and not second.on_page:
+            return PageRead("", PDFIUM, "its text lies outside the page")
+        if first == PDFIUM_ALONE:
+            text = None if second is None else second.text
+            return PageRead(text, PDFIUM, "the first engine takes too long or fails", problem_b)
+        if first == PDFIUM and second is not None:
+            turned = second.rotation == 180
+            if not turned and not page_choice.needs_second_opinion(second.text):
+                return PageRead(second.text, PDFIUM)
+        text, problem_a = self._ask_pypdf(page_idx)
+        if text is None and (second is None or not second.text.strip()):
+            return PageRead(None, "", problem=problem_a or problem_b)
+        if text is not None and second is not None and _lacks_letters(second.text, text):
+            second = self._ask_pdfium(page_idx, widen=True)[0] or second
+        take_second, why = page_choice.choose(text, _second(second))
+        if take_second and second is not None:
+            return PageRead(second.text, PDFIUM, why)
+        note = ""
+        if not (text or "").strip() and second is not None:
+            note = "no text; a picture or a scan" if second.has_ink else "blank"
+        return PageRead(text or "", PYPDF, note)
+
+    def _with_fields(self, page_idx: int, text: str) -> str:
+        if self._pypdf is None and self._pending is not None:
+            self._ask_pypdf(page_idx)
+        lines: list[str] = []
+        if self._pypdf is not None:
+            with suppress(Exception):
+                lines = page_fields(self._pypdf.reader.pages[page_idx])
+        shown = " ".join(clean_text(text).split()) if lines else ""
+        lines = [line for line in lines if line not in shown]
+        if not lines:
+            return text
+        return "\n".join([text.rstrip(), "", *lines] if text.strip() else lines)
+
+    def _ask_pypdf(self, page_idx: int) -> tuple[str | None, str | None]:
+        if self._pending is not None:
+            (data, password), self._pending = self._pending, None
+            try:
+                self._open_pypdf(data, password)
+            except Exception as exc:
+                return None, reason(exc)
+        if self._pypdf is None:
+            return None, None
+        try:
+            return self._pypdf.text(page_idx), None
+        except Exception as exc:
+            return None, reason(exc)
+
+    def _ask_pdfium(
+        self, page_idx: int, *, widen: bool = False
+    ) -> tuple[PdfiumPage | None, str | None]:
+        if self._pdfium is None or not self._paired:
+            return None, None
+        try:
+            return self._pdfium.page(page_idx, widen=widen), None
+        except Exception as exc:
+            return None, reason(exc)
+
+
+def reason(exc: BaseException) -> str:
+    """One short line out of an exception whose text may hold parts of the file."""
+    text = clean_line(str(exc)).rstrip(".") or type(exc).__name__
+    return text if len(text) <= _REASON_LEN else text[:_REASON_LEN] + "..."
+
+
+def _lacks_letters(second: str, first: str) -> bool:
+    """Whether the second text is so much shorter that PDFium may have passed over some."""
+    return (
+        any(char > "\u2e7f" for char in second)
+        and len(second.split()) > 0
+        and (sum(map(str.isalnum, second)) < 0.8 * sum(map(str.isalnum, first)))
+    )
+
+
+def _second(page: PdfiumPage | None) -> Second | None:
+    if page is None:
+        return None
+    return Second(page.text, page.is_rtl, page.in_order, page.on_page, page.rotation != 0)

@@ -1,0 +1,169 @@
+"""Running heads, running feet and page numbers: found at the edges of pages and taken out.
+
+Owns what stands on most pages and counts with them. Works on cleaned text of whole pages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_EDGE_LINES = 2  # a running head or foot stands in the first or last two lines of its page
+_EDGE_LINE_LEN = 400  # with the gap between its parts
+_HEAD_LEN = 80  # without
+_RUNNING_SHARE = 0.4  # of the pages: heads that alternate between left and right pages have half
+_NUMBERED_SHARE = 0.6  # of the pages: so many page numbers prove that the file has them
+_RUNNING_PAGES = 3
+_NUMBERED_PAGES = 10
+# A gap of three spaces sets a page number apart from the head beside it; "Section 7" is content.
+_WIDE_GAP = re.compile(r"\s{3,}|\t")
+_NUMBER = r"[-–—\[(. ]*(?:[Pp]age|[Pp]\.)? ?(\d{1,5})(?: ?(?:of|/) ?\d{1,5})?[-–—\]). ]*"
+_BARE_NUMBER = re.compile(_NUMBER)
+_HEAD_THEN_NUMBER = re.compile(rf"(\S.*?)\t{_NUMBER}")
+_HEAD_THEN_PAGE = re.compile(r"(\S.*?) [\[(]?[Pp]age (\d{1,5})(?: of \d{1,5})?[\])]?")
+_NUMBER_THEN_HEAD = re.compile(rf"{_NUMBER}\t(\S.*)")
+# With one space, the rest has to look like a title, and not like "Section 7" or "7 members".
+_TITLE_THEN_NUMBER = re.compile(r"(\S.*) (\d{1,5})")
+_NUMBER_THEN_TITLE = re.compile(r"(\d{1,5}) (\S.*)")
+_COUNTED = frozenset(
+    "act appendix article book chapter example exercise figure lesson letter part problem "
+    "question scene section table volume year".split()
+)
+_ROMAN = re.compile(r"(?=[ivxl])(?:x{0,3}|xl|lx{0,3})(?:ix|iv|v?i{0,3})")
+_ROMAN_VALUES = {"i": 1, "v": 5, "x": 10, "l": 50}
+_NAME_OF_PART = re.compile(
+    r"(?:(?:chapter|section|part|appendix) )?[\dA-Z]{0,4}(?:[.:]\d{1,3})*[.:]? "
+)
+_SPACES = re.compile(r"\s+")
+
+
+@dataclass(frozen=True)
+class _Line:
+    """What could be a running line. number_offset: its page number minus the page's place."""
+
+    edge: str
+    head: str
+    number_offset: int | None
+    is_roman: bool = False
+
+
+def drop_running_lines(pages: Sequence[str], page_indices: Sequence[int]) -> list[str]:
+    """Return `pages` without page numbers and without heads and feet repeated on most pages.
+
+    pages: cleaned texts, spaces inside lines untouched; page_indices: their positions in the
+    file, from 0. Only lines at a page's edge go: page numbers that count with the pages, lines
+    that are the same but for such a number, and, in a file that numbers most of its pages, any
+    title beside the right number that stands elsewhere too. The first page that shows a head
+    keeps it, and a page keeps everything rather than become empty, so no wording is lost.
+    """
+    split = [page.split("\n") for page in pages]
+    candidates = [
+        _candidates(lines, page_idx) for lines, page_idx in zip(split, page_indices, strict=True)
+    ]
+    num_pages_by_line: Counter[_Line] = Counter()
+    num_pages_by_offset: Counter[int] = Counter()
+    for found in candidates:
+        num_pages_by_line.update(set(found.values()))
+        offsets = {line.number_offset for line in found.values() if not line.is_roman}
+        num_pages_by_offset.update(offset for offset in offsets if offset is not None)
+    num_with_text = sum(1 for page in pages if page.strip())
+    needed = max(_RUNNING_PAGES, round(_RUNNING_SHARE * num_with_text))
+    numbered = max(_NUMBERED_PAGES, round(_NUMBERED_SHARE * num_with_text))
+    offsets = {offset for offset, number in num_pages_by_offset.items() if number >= numbered}
+    body = _body(split, candidates) if offsets else ""
+    seen: set[_Line] = set()
+    kept = []
+    for page, lines, found in zip(pages, split, candidates, strict=True):
+        dropped = set()
+        for line_idx, line in found.items():
+            num_pages = num_pages_by_line[line]
+            if line.is_roman:
+                is_running = num_pages >= _RUNNING_PAGES
+            else:
+                is_running = num_pages >= needed
+            if is_running and (line in seen or not line.head):
+                dropped.add(line_idx)
+            elif line.number_offset in offsets and not line.is_roman:
+                if not line.head or _stands_in(line.head, body):
+                    dropped.add(line_idx)
+            if is_running:
+                seen.add(line)
+        rest = [line for line_idx, line in enumerate(lines) if line_idx not in dropped]
+        kept.append("\n".join(rest) if any(map(str.strip, rest)) else page)
+    return kept
+
+
+def _body(split: Sequence[list[str]], candidates: Sequence[dict[int, _Line]]) -> str:
+    lines = [
+        line
+        for page, found in zip(split, candidates, strict=True)
+        for line_idx, line in enumerate(page)
+        if line_idx not in found
+    ]
+    return _SPACES.sub(" ", " ".join(lines)).casefold()
+
+
+def _stands_in(head: str, body: str) -> bool:
+    name = _NAME_OF_PART.match(head)
+    title = head[name.end() :] if name else head
+    title = _SPACES.sub(" ", title).strip().casefold()
+    return len(title) > 3 and title in body
+
+
+def _candidates(lines: list[str], page_idx: int) -> dict[int, _Line]:
+    """Line index -> what it is, for what could be a running line."""
+    filled = [line_idx for line_idx, line in enumerate(lines) if line.strip()]
+    edges = [(line_idx, "top") for line_idx in filled[:_EDGE_LINES]]
+    edges += [(line_idx, "bottom") for line_idx in filled[_EDGE_LINES:][-_EDGE_LINES:]]
+    found: dict[int, _Line] = {}
+    for line_idx, edge in edges:
+        text = lines[line_idx].strip()
+        if len(text) > _EDGE_LINE_LEN:
+            continue
+        line = _parse(_WIDE_GAP.sub("\t", text), edge, page_idx)
+        if line is not None and len(line.head) <= _HEAD_LEN:
+            found[line_idx] = line
+    return found
+
+
+def _parse(text: str, edge: str, page_idx: int) -> _Line | None:
+    if match := _BARE_NUMBER.fullmatch(text):
+        return _Line(edge, "", int(match[1]) - page_idx)
+    if _ROMAN.fullmatch(text):
+        return _Line(edge, "", _roman(text) - page_idx, is_roman=True)
+    if match := _HEAD_THEN_NUMBER.fullmatch(text) or _HEAD_THEN_PAGE.fullmatch(text):
+        return _Line(edge, match[1], int(match[2]) - page_idx)
+    if match := _NUMBER_THEN_HEAD.fullmatch(text):
+        return _Line(edge, match[2], int(match[1]) - page_idx)
+    if (match := _TITLE_THEN_NUMBER.fullmatch(text)) and _is_title(match[1]):
+        return _Line(edge, match[1], int(match[2]) - page_idx)
+    if (match := _NUMBER_THEN_TITLE.fullmatch(text)) and _is_title(match[2]):
+        return _Line(edge, match[2], int(match[1]) - page_idx)
+    head, _, last = text.rpartition(" ")
+    if head and _ROMAN.fullmatch(last) and _is_title(head.strip()):
+        return _Line(edge, head.strip(), _roman(last) - page_idx, is_roman=True)
+    # What ends like a sentence may be the text's own.
+    if text[-1] in ".,;:!?" or not any(map(str.isalpha, text)):
+        return None
+    return _Line(edge, text, None)
+
+
+def _is_title(text: str) -> bool:
+    return (
+        (text[0].isupper() or text[0].isdigit())
+        and text[-1] not in ".,;:!?"
+        and (text.split()[-1][0].isupper() or text.split()[-1][0].isdigit())
+        and text.split()[-1].casefold() not in _COUNTED
+        and text.split()[0].casefold() not in _COUNTED - {"chapter", "appendix", "part"}
+        and any(map(str.isalpha, text))
+    )
+
+
+def _roman(text: str) -> int:
+    values = [_ROMAN_VALUES[char] for char in text]
+    return sum(
+        -value if value < following else value
+        for value, following in zip(values, [*values[1:], 0], strict=True)
+    )
