@@ -171,7 +171,7 @@ def _directories(settings: Settings) -> list[Check]:
 
 
 def _existing(path: Path) -> Path:
-    return next((parent for parent in (path, *path.parents) if parent.is_dir()), Path("/"))
+    return next((parent for parent in (path, *path.parents) if os.path.exists(parent)), Path("/"))
 
 
 def _disk(settings: Settings) -> list[Check]:

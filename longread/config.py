@@ -220,7 +220,7 @@ def _from_file(path: Path) -> dict[str, tuple[object, str]]:
         return {}
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}; mend or remove it") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from None
     found: dict[str, tuple[object, str]] = {}
     for key, value in table.items():

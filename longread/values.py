@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,12 +81,31 @@ def switch(value: object) -> bool:
     raise ValueError("give true or false")
 
 
+def path(value: object) -> Path:
+    """Return a path, a leading ~ replaced by the home it means; nothing need be there."""
+    word = text(value)
+    if "\0" in word:
+        raise ValueError("it holds a NUL character, which no path can")
+    try:
+        return Path(word).expanduser()
+    except RuntimeError:
+        raise ValueError(f"no home of {word.split('/')[0]} is known; write the path out") from None
+
+
 def directory(value: object) -> Path:
-    """Return the absolute path of a directory, which need not exist yet."""
-    path = Path(text(value)).expanduser()
-    if path.exists() and not path.is_dir():
-        raise ValueError("it is a file; give a directory")
-    return path.absolute()
+    """Return the absolute path of a directory, which need not exist yet but could."""
+    found = path(value).absolute()
+    for place in (found, *found.parents):
+        try:
+            kind = place.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise ValueError(f"it cannot be used: {error.strerror}; give another") from None
+        if not stat.S_ISDIR(kind):
+            raise ValueError(f"{'it' if place == found else place} is a file; give a directory")
+        break
+    return found
 
 
 def size(value: object) -> int:
@@ -110,4 +130,4 @@ def device(value: object) -> str:
 def model(value: object) -> str:
     """Read a model's name, id or path; a leading ~ is the user's home."""
     word = text(value)
-    return str(Path(word).expanduser()) if word.startswith("~") else word
+    return str(path(word)) if word.startswith("~") else word

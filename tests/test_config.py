@@ -142,6 +142,36 @@ def test_directory_that_is_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ("f/x", "f is a file; give a directory"),
+        ("~no-such-user/x", "no home of ~no-such-user is known"),
+        ("a" * 5000, "File name too long"),
+        ("a\0b", "NUL"),
+    ],
+)
+@pytest.mark.parametrize("name", ["cache_dir", "models_dir", "sessions_dir"])
+def test_directories_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, part: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f").touch()
+    with pytest.raises(UsageError, match=part):
+        load_settings({name: value})
+
+
+def test_model_in_an_unknown_home() -> None:
+    with pytest.raises(UsageError, match="no home of ~no-such-user"):
+        load_settings({"model": "~no-such-user/m.gguf"})
+
+
+def test_nesting_without_end_in_the_project_file(tmp_path: Path) -> None:
+    (tmp_path / "longread.toml").write_text("a = " + "[" * 100_000)
+    with pytest.raises(UsageError, match="not valid TOML"):
+        load_settings({}, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
     ("text", "budget"),
     [
         ("512", Budget(tokens=512)),
