@@ -151,6 +151,7 @@ class Conversation:
         self.session = session
         self.settings = settings
         self.name = name
+        self._own_names = {name}
         self._matter = matter
         self._password = password
         self._created = matter.created or datetime.now(UTC).isoformat(timespec="seconds")
@@ -189,10 +190,19 @@ class Conversation:
         self.settings = settings
 
     def save(self, name: str) -> Path:
-        """Write the turns under `name`, which the conversation keeps from then on."""
+        """Write the turns under `name`, which the conversation keeps from then on.
+
+        UsageError where another conversation has that name.
+        """
         self._matter.check_can_be_saved()
+        if name not in self._own_names and history.exists(self.settings.sessions_dir, name):
+            raise UsageError(
+                f"there is a session {name!r} already; take another name, or remove that one "
+                f"with `longread sessions rm {name}`"
+            )
         path = history.save(self.settings.sessions_dir, self._saved(name))
         self.name = name
+        self._own_names.add(name)
         return path
 
     def export(self) -> SavedSession:

@@ -66,7 +66,7 @@ def check_name(name: str) -> str:
 
 def exists(sessions_dir: Path, name: str) -> bool:
     """Return whether a session of that name is saved."""
-    return _path(sessions_dir, name).is_file()
+    return os.path.isfile(_path(sessions_dir, name))
 
 
 def list_names(sessions_dir: Path) -> list[str]:
@@ -80,13 +80,21 @@ def list_names(sessions_dir: Path) -> list[str]:
     return sorted(file.stem for file in files if file.suffix == _SUFFIX and _usable(file.stem))
 
 
+def check_writable(sessions_dir: Path) -> None:
+    """Raise StoreError where nothing can be saved: better before a long reading than after it."""
+    try:
+        _make_private(sessions_dir)
+        with tempfile.TemporaryFile(dir=sessions_dir):
+            pass
+    except OSError as error:
+        raise _store_error("save sessions in", sessions_dir, error) from error
+
+
 def save(sessions_dir: Path, session: SavedSession) -> Path:
     """Write the session under its name, whole or not at all; return the file."""
     path = _path(sessions_dir, session.name)
     try:
-        sessions_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # The turns quote the documents, so the folder is private even if it was there before.
-        sessions_dir.chmod(0o700)
+        _make_private(sessions_dir)
         _write_atomically(path, json.dumps(session_record(session)))
     except OSError as error:
         raise _store_error("save the session in", sessions_dir, error) from error
@@ -105,7 +113,7 @@ def load(sessions_dir: Path, name: str) -> SavedSession:
         ) from None
     except OSError as error:
         raise _store_error("read the session in", path, error) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, name) from error
     version = record.get("version") if isinstance(record, dict) else None
     if isinstance(version, int) and version > FORMAT_VERSION:
@@ -157,6 +165,12 @@ def export_markdown(session: SavedSession) -> str:
             quote = " ".join(citation.quote.split())
             lines.append(f"{number}. {citation.document}, p. {citation.page}{label}: “{quote}”")
     return "\n".join(lines) + "\n"
+
+
+def _make_private(sessions_dir: Path) -> None:
+    sessions_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # The turns quote the documents, so the folder is private even if it was there before.
+    sessions_dir.chmod(0o700)
 
 
 def _path(sessions_dir: Path, name: str) -> Path:

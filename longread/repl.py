@@ -7,15 +7,17 @@ what is asked and saved.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from longread import history
+from longread import history, values
 from longread.config import POLICY_NAMES, Settings, parse_budget
 from longread.conversation import Conversation
 from longread.errors import LongreadError, UsageError
 from longread.events import Answer
+from longread.plain_text import one_line
 from longread.render import Screen, source_lines
 
 ReadLine = Callable[[], str | None]
@@ -124,7 +126,7 @@ class Repl:
                 path = self._conversation.save(argument)
                 self._screen.tell(f"saved as {argument} ({path})")
             case "/export":
-                self._export(Path(argument).expanduser())
+                self._export(argument)
             case _:
                 raise AssertionError(f"{word} is listed and not served")
 
@@ -184,14 +186,22 @@ class Repl:
         number = len(self._conversation.session.turns)
         self._screen.tell(f"forgotten; {number} turn{'' if number == 1 else 's'} left")
 
-    def _export(self, path: Path) -> None:
-        saved = self._conversation.export()
-        write_export(saved, path)
-        self._screen.tell(f"written to {path}")
+    def _export(self, file: str) -> None:
+        path = write_export(self._conversation.export(), file)
+        self._screen.tell(f"written to {one_line(str(path))}")
 
 
-def write_export(saved: history.SavedSession, path: Path) -> None:
-    """Write a conversation to a file, in the format its ending names; UsageError if it cannot."""
+def write_export(saved: history.SavedSession, file: str) -> Path:
+    """Write a conversation to a file, in the format its ending names; return the file's path.
+
+    Raises UsageError where it cannot be written, or is one of the conversation's documents.
+    """
+    try:
+        path = values.path(file)
+    except ValueError as error:
+        raise UsageError(f"cannot write {file!r}: {error}") from None
+    if any(_same_file(path, source) for source in saved.sources):
+        raise UsageError(f"{path} is a document of the conversation; name another file")
     as_json = path.suffix.lower() == ".json"
     text = history.export_json(saved) if as_json else history.export_markdown(saved)
     try:
@@ -199,3 +209,11 @@ def write_export(saved: history.SavedSession, path: Path) -> None:
     except OSError as error:
         reason = error.strerror or str(error)
         raise UsageError(f"cannot write {path}: {reason}; name another file") from None
+    return path
+
+
+def _same_file(path: Path, source: str) -> bool:
+    try:
+        return os.path.samefile(path, source)
+    except (OSError, ValueError):
+        return False

@@ -379,6 +379,16 @@ def test_damaged_session(cli: Cli, tmp_path: Path) -> None:
     assert cli("ask", "Why?", "--session", "voss").code == 8
 
 
+def test_a_session_that_cannot_be_saved_is_refused_before_the_reading(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LONGREAD_SESSIONS_DIR", "/proc/nowhere")
+    result = cli("ask", "book.txt", "When?", "--session", "voss")
+    assert (result.code, result.out) == (8, "")
+    assert "cannot save sessions in /proc/nowhere" in last_error(result)
+    assert cli.fake.sessions == []
+
+
 def test_sessions_commands(cli: Cli, tmp_path: Path) -> None:
     assert cli("sessions", "ls").out == ""
     cli("ask", "book.txt", "When?", "--session", "voss")

@@ -80,6 +80,7 @@ def test_missing_session_names_those_there_are(tmp_path: Path) -> None:
         lambda text: "[]",
         lambda text: "null",
         lambda text: '{"version": 1}',
+        lambda text: "[" * 100_000,
         lambda text: text.replace('"citations"', '"quotations"'),
         lambda text: text.replace('"turns": [', '"turns": [7, '),
         lambda text: text.replace('"sources": [', '"sources": ["more", '),

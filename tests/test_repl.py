@@ -83,6 +83,8 @@ def test_budget_and_policy(tmp_path: Path) -> None:
         ("/save a/b", "name"),
         ("/export", "/export FILE"),
         ("/export /no/such/folder/x.md", "cannot write"),
+        ("/export ~no-such-user/x.md", "no home of ~no-such-user is known"),
+        ("/export a\0b", "NUL"),
         ("/undo", "nothing to undo"),
         ("/retry", "nothing has been asked"),
         ("/sources", "nothing has been asked"),
@@ -148,6 +150,24 @@ def test_export(tmp_path: Path) -> None:
     Chat(tmp_path, lines).run()
     assert "## When?" in (tmp_path / "a b.md").read_text()
     assert json.loads((tmp_path / "a.json").read_text())["turns"][0]["question"] == "When?"
+
+
+def test_export_does_not_overwrite_the_document(tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("The captain is Voss.")
+    chat = Chat(tmp_path, ["When?", f"/export {book}"])
+    chat.run()
+    assert "is a document of the conversation" in chat.err.getvalue()
+    assert book.read_text() == "The captain is Voss."
+
+
+def test_save_does_not_overwrite_another_session(tmp_path: Path) -> None:
+    Chat(tmp_path, ["When?", "Where?", "/save voss"]).run()
+    chat = Chat(tmp_path, ["Who?", "/save voss", "/save a", "/save b", "/save a"])
+    chat.run()
+    assert chat.err.getvalue().count("there is a session 'voss' already") == 1
+    assert chat.err.getvalue().count("saved as a") == 2
+    assert len(history.load(chat.settings.sessions_dir, "voss").turns) == 2
 
 
 def test_ctrl_c_at_the_prompt_clears_the_line(tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ class Run:
         matter = gather(sources, pages, standard_input(), self.services.fingerprint, saved)
         if name is not None:
             matter.check_can_be_saved()
+            history.check_writable(settings.sessions_dir)
         session = self.services.make_session(settings)
         asker = password_asker(password, self.screen)
         return Conversation(session, settings, matter, name=name, password=asker)

@@ -75,14 +75,12 @@ def export_session(
     ],
 ) -> None:
     """Write a session to a file."""
-    from pathlib import Path
-
     from longread import history
     from longread.commands.run import Run
     from longread.repl import write_export
 
     run = Run.start(ctx)
-    write_export(history.load(run.settings.sessions_dir, name), Path(file).expanduser())
+    write_export(history.load(run.settings.sessions_dir, name), file)
 
 
 @app.command("rm")
