@@ -6,8 +6,10 @@ need when they run.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -39,6 +41,8 @@ app.add_typer(config.app, name="config")
 app.command()(doctor)
 app.command("eval")(measure.evaluate)
 app.add_typer(measure.bench, name="bench")
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _show_version(value: bool) -> None:
@@ -75,9 +79,17 @@ def main(argv: Sequence[str] | None = None, services: Services | None = None) ->
     try:
         exit_code = _run(argv, services)
         sys.stdout.flush()
+        _leave(argv)
         return exit_code
     except BaseException as error:
+        _leave(argv)
         return _ending(error)
+
+
+def _leave(argv: Sequence[str] | None) -> None:
+    """Ignore Ctrl-C from here on: a second one would end in a traceback of Python's own exit."""
+    if argv is None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _run(argv: Sequence[str] | None, services: Services | None) -> int:
@@ -118,10 +130,14 @@ def _ending(error: BaseException) -> int:
     if isinstance(error, LongreadError):
         _say(str(error))
         return error.exit_code
-    hint = "" if verbose else "; run it again with -v to see where, and please report it"
-    _say(f"{type(error).__name__}: {error}{hint}")
     if isinstance(error, OSError):
         _silence(sys.stdout)
+        # Files are opened by name; what fails without one and is full is the output.
+        if error.filename is None and error.errno in _FULL:
+            _say(f"standard output cannot be written: {error.strerror}")
+            return 1
+    hint = "" if verbose else "; run it again with -v to see where, and please report it"
+    _say(f"{type(error).__name__}: {error}{hint}")
     return 1
 
 
@@ -141,6 +157,9 @@ def _prepare_streams() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(encoding="utf-8", errors="replace")
+    reconfigure = getattr(sys.stdin, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")  # a question may hold any byte
 
 
 def _silence(stream: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 from longread.events import Progress
@@ -55,8 +56,9 @@ class PlainProgress:
             return
         finished = progress.done >= progress.total
         if now_s - self._last_s >= PLAIN_INTERVAL_S or (finished and self._told):
-            self._stream.write(f"longread: {stage_name(progress)}: {amount_text(progress)}\n")
-            self._stream.flush()
+            with suppress(OSError):  # a log that is full or gone
+                self._stream.write(f"longread: {stage_name(progress)}: {amount_text(progress)}\n")
+                self._stream.flush()
             self._last_s, self._told = now_s, not finished
 
     def stop(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 from longread.events import (
@@ -165,8 +166,10 @@ class Screen:
     def _err_line(self, line: str, style: str) -> None:
         safe = clean(line)
         if not self.err.isatty():
-            self.err.write(safe + "\n")
-            self.err.flush()
+            # A log that is full or gone is no reason to lose the answer.
+            with suppress(OSError):
+                self.err.write(safe + "\n")
+                self.err.flush()
             return
         from rich.console import Console
         from rich.text import Text as StyledText

@@ -243,6 +243,8 @@ def test_questions_from_a_file_are_independent(cli: Cli, tmp_path: Path) -> None
     record = json.loads(cli("ask", "book.txt", "--questions", "q.txt", "--json").out)
     assert record["version"] == 1
     assert [answer["question"] for answer in record["answers"]] == ["When?", "Why?"]
+    (tmp_path / "q.txt").write_text("why " * 10_000)
+    assert len(cli("ask", "book.txt", "--questions", "q.txt").err) < 2000
 
 
 def raising(error: BaseException) -> object:
@@ -564,7 +566,37 @@ def test_a_full_disk_behind_standard_output() -> None:
         )
     assert done.returncode == 1
     assert done.stderr.decode().count("\n") == 1
-    assert done.stderr.startswith(b"longread: error: OSError")
+    assert done.stderr.startswith(b"longread: error: standard output cannot be written: No space")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_behind_standard_error_does_not_cost_the_output() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "longread", "config", "show"],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            cwd=REPO,
+        )
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"setting")
+
+
+def test_ctrl_c_again_while_leaving() -> None:
+    script = (
+        "import os, signal, sys; from longread import cli; "
+        "cli._run = lambda *rest: os.kill(os.getpid(), signal.SIGINT); "
+        "sys.argv = ['longread']; code = cli.main(); "
+        "os.kill(os.getpid(), signal.SIGINT); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, cwd=REPO)
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
+def test_questions_in_chat_may_hold_any_byte(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Wh\xffen?\n"), "utf-8"))
+    assert cli("chat", "book.txt").code == 0
+    assert [turn.question for turn in cli.fake.last.turns] == ["Wh\ufffden?"]
 
 
 def test_closed_streams() -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from longread.events import Answer
 
 NO_DOCUMENT = 'give a document and a question: longread ask book.pdf "Who is Captain Voss?"'
+SHOWN_QUESTION_LEN = 200
 
 
 def ask(
@@ -69,6 +70,7 @@ def ask(
     from longread.commands.run import Run
     from longread.errors import UsageError
     from longread.events import Answer
+    from longread.plain_text import one_line
     from longread.render import opened_line
     from longread.schema import answer_document, answers_document
 
@@ -84,7 +86,8 @@ def ask(
     turns: list[tuple[str, Answer]] = []
     for text in asked:
         if questions is not None:
-            screen.note(f"longread: question {len(turns) + 1} of {len(asked)}: {text}")
+            shown = one_line(text, SHOWN_QUESTION_LEN)
+            screen.note(f"longread: question {len(turns) + 1} of {len(asked)}: {shown}")
         if turns and not as_json:
             screen.print()
         answer = screen.show(conversation.ask(text), stream=not as_json)
