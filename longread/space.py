@@ -71,8 +71,11 @@ class Space:
     def items(self) -> list[Item]:
         """Everything in the store, least recently used first. Raises StoreError."""
         with disk_errors("read the cache directory", self._dirs.root):
-            found = [self._entry_item(path) for path in _children(self._dirs.entries)]
-            found += [_record_item(path) for path in _children(self._dirs.documents)]
+            # Entries are directories, records files; others leave things too (.DS_Store, .nfs*).
+            entries = [path for path in _ours(self._dirs.entries) if os.path.isdir(path)]
+            records = [path for path in _ours(self._dirs.documents) if os.path.isfile(path)]
+            found = [self._entry_item(path) for path in entries]
+            found += [_record_item(path) for path in records]
             for path in _children(self._dirs.quarantine):
                 found.append(Item(path, "rubbish", None, 0.0, _inodes([path])))
         return sorted(found, key=lambda item: item.last_used_s)
@@ -234,8 +237,8 @@ class Space:
             with suppress(FileNotFoundError):
                 last_used_s = path.stat().st_mtime
                 last_used_s = (path / MANIFEST_NAME).stat().st_mtime
-        files = _children(path) if os.path.isdir(path) else [path]
-        return Item(path, "rubbish" if rubbish else "entry", key, last_used_s, _inodes(files))
+        inodes = _inodes(_children(path))
+        return Item(path, "rubbish" if rubbish else "entry", key, last_used_s, inodes)
 
     def _pending_bytes(self, item: Item) -> int:
         """What the process that holds an entry has announced and not yet written."""
@@ -271,6 +274,14 @@ def _children(directory: Path) -> list[Path]:
         return [directory / name for name in sorted(os.listdir(directory))]
     except FileNotFoundError:  # not there yet, or deleted while we look
         return []
+
+
+def _ours(directory: Path) -> list[Path]:
+    return [
+        path
+        for path in _children(directory)
+        if not path.name.startswith(".") or path.name.startswith(TEMP_PREFIX)
+    ]
 
 
 def _inodes(paths: Iterable[Path]) -> dict[Inode, int]:

@@ -380,6 +380,26 @@ def test_verify_finds_every_damaged_file(tmp_path: Path) -> None:
     assert [result.key for result in store.verify(hurt[:9])] == [hurt]
 
 
+def test_what_others_left_in_the_cache_is_passed_over(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    key = fill(store, ids(N))
+    store.save_record("r", {"pages": [1]})
+    used = store.info().used_bytes
+    strays = [store.root / part / name for part in ("kv", "documents") for name in (".DS_Store",)]
+    strays += [store.root / "kv" / "file", store.root / "locks" / ".DS_Store"]
+    for path in strays:
+        path.write_bytes(b"x")
+    (store.root / "documents" / "folder").mkdir()
+    assert keys(store) == {key}
+    assert store.info().used_bytes == used
+    assert [result.state for result in store.verify()] == ["ok", "ok"]
+    assert store.prune().num_removed == 0
+    assert fill(store, ids(N, seed=1)) != key
+    store.prune(max_bytes=0)
+    assert keys(store) == set()
+    assert all(path.exists() for path in strays)
+
+
 def test_the_quarantine_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_store(tmp_path)
     key = fill(store, ids(N))
