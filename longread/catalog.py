@@ -202,6 +202,11 @@ def file_sha256(path: Path, count: Callable[[int], None] | None = None) -> str:
     return digest.hexdigest()
 
 
+def name_of(sha256: str) -> str | None:
+    """Return the catalogue's name of the file with this hash, wherever it lies; None for others."""
+    return next((source.name for source in CATALOG.values() if source.sha256 == sha256), None)
+
+
 def list_models(models_dir: Path) -> list[ModelListing]:
     """Return the catalogue, with what of it is on disk, and then other converted models."""
     converted = model_files.list_converted(models_dir)

@@ -58,7 +58,8 @@ class ChatFormat:
             return cls.from_fields(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(
-                f"cannot read {path} ({error}); fetch the model again with `longread models`"
+                f"{path} is missing or damaged ({error!r}); "
+                f"run `longread models rm {model_dir.name}` and try again"
             ) from error
 
     @classmethod

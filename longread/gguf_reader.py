@@ -74,7 +74,9 @@ class GGUFFile:
             self._parse()
         except (struct.error, ValueError, TypeError, ArithmeticError, OSError) as error:
             self.close()
-            raise ModelError(f"{path} is damaged or not a GGUF file ({error})") from error
+            # struct only finds that there are too few bytes, and says it in terms of buffers.
+            reason = "it is cut short" if isinstance(error, struct.error) else str(error)
+            raise ModelError(f"{path} is damaged or not a GGUF file ({reason})") from error
         except BaseException:
             self.close()
             raise
@@ -105,6 +107,8 @@ class GGUFFile:
         return rows
 
     def _parse(self) -> None:
+        if os.fstat(self._fd).st_size == 0:
+            raise ValueError("it is empty")
         with mmap.mmap(self._fd, 0, access=mmap.ACCESS_READ) as data:
             if data[:4] != b"GGUF":
                 raise ModelError(f"{self.path} is not a GGUF file")

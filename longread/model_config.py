@@ -67,16 +67,20 @@ def load_config(path: Path) -> ModelConfig:
     try:
         fields = json.loads((path / "config.json").read_bytes())
     except (OSError, ValueError) as error:
-        raise ModelError(f"no readable config.json in {path}; convert the model again") from error
+        raise ModelError(f"no readable config.json in {path}; {_remedy(path)}") from error
     if not _is_ours(fields):
-        raise ModelError(f"{path} is not a model that this version of longread converted")
+        raise ModelError(
+            f"{path} is not a model that this version of longread converted; {_remedy(path)}"
+        )
     try:
         fields = {field.name: fields[field.name] for field in dataclasses.fields(ModelConfig)}
         return ModelConfig(**{**fields, "eos_token_ids": tuple(fields["eos_token_ids"])})
     except (KeyError, TypeError) as error:
-        raise ModelError(
-            f"{path / 'config.json'} is damaged; remove {path} and run again"
-        ) from error
+        raise ModelError(f"{path / 'config.json'} is damaged; {_remedy(path)}") from error
+
+
+def _remedy(path: Path) -> str:
+    return f"run `longread models rm {path.name}` and try again"
 
 
 def is_converted_folder(path: Path) -> bool:

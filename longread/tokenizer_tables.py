@@ -58,7 +58,8 @@ def load_tables(model_dir: Path) -> Tables:
         data = path.read_bytes()
     except OSError as error:
         raise ModelError(
-            f"cannot read {path}: {error.strerror}; fetch the model again with `longread models`"
+            f"cannot read {path}: {error.strerror}; "
+            f"run `longread models rm {model_dir.name}` and try again"
         ) from error
     identity = hashlib.sha256(data).hexdigest()
     tables = _read(model_dir / _FILE, identity)
@@ -101,7 +102,8 @@ def _make(path: Path, data: bytes, identity: str) -> Tables:
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
-            f"{path} is damaged ({error!r}); fetch the model again with `longread models`"
+            f"{path} is damaged ({error!r}); "
+            f"run `longread models rm {path.parent.name}` and try again"
         ) from error
     try:
         ranks = read_ranks(spec, vocabulary)

@@ -139,7 +139,9 @@ def _prepare_gguf(path: Path, models_dir: Path, progress: ProgressFn, notice: No
             return found
         source = _open_gguf(path, path.stem, stack)
         work = _Work(source, progress, hash_bytes=path.stat().st_size)
-        identity = _identity({"gguf": catalog.file_sha256(path, work.advance)})
+        sha256 = catalog.file_sha256(path, work.advance)
+        work.rename(catalog.name_of(sha256) or source.config.name)
+        identity = _identity({"gguf": sha256})
         target = _convert(work, identity, models_dir, notice)
         model_files.record(models_dir, path, [path], target)
         return target
@@ -186,6 +188,11 @@ class _Work:
         self._progress = progress
         self._total = hash_bytes + self.num_bytes
         self._done = 0
+
+    def rename(self, name: str) -> None:
+        """Call the model `name` from here on."""
+        config = dataclasses.replace(self.source.config, name=name)
+        self.source = dataclasses.replace(self.source, config=config)
 
     def advance(self, num_bytes: int) -> None:
         self._done += num_bytes

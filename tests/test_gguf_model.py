@@ -111,6 +111,17 @@ def test_what_a_gguf_may_not_be(tmp_path: Path) -> None:
     assert not [p for p in (tmp_path / "converted").iterdir() if p.suffix != ".lock"]
 
 
+@pytest.mark.parametrize(
+    ("num_bytes", "part"), [(0, "it is empty"), (3, "not a GGUF"), (20, "it is cut short")]
+)
+def test_a_gguf_that_is_cut_short(tmp_path: Path, num_bytes: int, part: str) -> None:
+    path = tmp_path / "x.gguf"
+    write_gguf(path, "llama")
+    path.write_bytes(path.read_bytes()[:num_bytes])
+    with pytest.raises(ModelError, match=part):
+        run(path, tmp_path)
+
+
 def test_a_sentencepiece_gguf(tmp_path: Path) -> None:
     pieces = ["\u2581", "t", "h", "e", "th", "the", "\u2581the"]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *pieces]

@@ -14,9 +14,10 @@ import torch
 from converted import Log, run, stored
 from safetensors.torch import load, save_file
 from tiny import save_hf_folder
+from tiny_gguf import write_gguf
 from torch import Tensor
 
-from longread import convert, hub
+from longread import catalog, convert, hub
 from longread.errors import ModelError, StoreError
 from longread.weights import load_config
 
@@ -54,6 +55,19 @@ def test_the_same_content_elsewhere_is_the_same_model(llama: Path, tmp_path: Pat
     changed = run(copy, tmp_path)
     assert changed != path
     assert load_config(changed).identity != load_config(path).identity
+
+
+def test_a_catalogue_file_has_its_name_wherever_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(tmp_path / "download.gguf", "llama")
+    sha256 = catalog.file_sha256(tmp_path / "download.gguf")
+    toy = catalog.ModelSource("toy", "toy.gguf", sha256, 1, "MIT", "owner/toy", (), 8)
+    monkeypatch.setattr(catalog, "CATALOG", {"toy": toy})
+    path = run(tmp_path / "download.gguf", tmp_path)
+    assert load_config(path).name == "toy"
+    assert catalog.list_models(tmp_path)[0].path == path
+    assert run("toy", tmp_path) == path
 
 
 def test_two_at_once_convert_once(
@@ -139,10 +153,11 @@ def test_damaged_weights(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="config.json is damaged"):
         load_config(path)
     (path / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match="not a model that this version"):
+    with pytest.raises(ModelError, match=f"not a model that this version.*models rm {path.name}"):
         load_config(path)
     with pytest.raises(ModelError, match="config.json"):
         load_config(tmp_path)
+    assert catalog.remove_model(tmp_path, path.name) > 0  # the remedy that was named
 
 
 @pytest.mark.parametrize("model", ["", "gpt-5", "./nothing.gguf", "a/b/c", "x" * 5000, "~nobody/x"])
