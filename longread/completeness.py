@@ -15,8 +15,11 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 _WORD = re.compile(r"\w+")
-_ANCHOR_LENS = (6, 3, 1)  # words in a row that stand once in either text hold the texts together
+_ANCHOR_LENS = (6, 3, 1)  # words in a row that are rare in either text hold the texts together
+_MAX_REPEATS = 4  # of such a run in a text
 _SMALL_GAP = 400  # words between anchors that are compared one with another
+_MOVED_LEN = 2  # words of a passage that counts as moved
+_MAX_PLACES = 50  # of one passage that are compared
 _MAX_SAMPLES = 20
 _SAMPLE_LEN = 8  # words
 
@@ -28,6 +31,7 @@ class Completeness:
     num_expected: int
     num_read: int
     num_found: int  # in order
+    num_moved: int  # found elsewhere, in passages of two words or more, such as notes
     missing: tuple[str, ...]
     extra: tuple[str, ...]
 
@@ -37,9 +41,14 @@ class Completeness:
         return self.num_found / self.num_expected if self.num_expected else 1.0
 
     @property
+    def moved_share(self) -> float:
+        """Of the expected words, those found in another place."""
+        return self.num_moved / self.num_expected if self.num_expected else 0.0
+
+    @property
     def extra_share(self) -> float:
         """Words read that are not expected, by the number of expected ones."""
-        num_extra = self.num_read - self.num_found
+        num_extra = self.num_read - self.num_found - self.num_moved
         return num_extra / self.num_expected if self.num_expected else float(num_extra > 0)
 
 
@@ -53,10 +62,12 @@ def compare(read: str, expected: str) -> Completeness:
         num_found += length
         found_read[i : i + length] = b"\1" * length
         found_expected[j : j + length] = b"\1" * length
+    num_moved = _mark_moved(read_words, found_read, expected_words, found_expected)
     return Completeness(
         len(expected_words),
         len(read_words),
         num_found,
+        num_moved,
         _samples(expected_words, found_expected),
         _samples(read_words, found_read),
     )
@@ -88,10 +99,10 @@ def _matches(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int
                     yield a_start + block.a, b_start + block.b, block.size
             continue
         if depth == len(_ANCHOR_LENS):
-            continue  # no word in common that stands once: these are other texts
+            continue  # no rare word in common: these are other texts
         length = _ANCHOR_LENS[depth]
         anchors = _anchors(a[a_start:a_end], b[b_start:b_end], length)
-        # With anchors the gaps are new texts, in which more stands once.
+        # With anchors the gaps are new texts, in which more is rare.
         next_depth = 0 if anchors else depth + 1
         i = j = 0
         for anchor_i, anchor_j in [*anchors, (a_end - a_start, b_end - b_start)]:
@@ -105,8 +116,37 @@ def _matches(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int
             i, j = anchor_i + length, anchor_j + length
 
 
+def _mark_moved(a: Sequence[str], found_a: bytearray, b: Sequence[str], found_b: bytearray) -> int:
+    """Mark passages left over in both texts as found; returns how many words they have."""
+    places: dict[tuple[str, ...], list[int]] = {}
+    for j in range(len(b) - _MOVED_LEN + 1):
+        if not any(found_b[j : j + _MOVED_LEN]):
+            places.setdefault(tuple(b[j : j + _MOVED_LEN]), []).append(j)
+    num_moved = i = 0
+    while i <= len(a) - _MOVED_LEN:
+        length, start = 0, 0
+        if not any(found_a[i : i + _MOVED_LEN]):
+            for j in places.get(tuple(a[i : i + _MOVED_LEN]), ())[:_MAX_PLACES]:
+                n = 0
+                while (
+                    i + n < len(a)
+                    and j + n < len(b)
+                    and a[i + n] == b[j + n]
+                    and not found_a[i + n]
+                    and not found_b[j + n]
+                ):
+                    n += 1
+                if n > length:
+                    length, start = n, j
+        if length >= _MOVED_LEN:
+            found_a[i : i + length] = found_b[start : start + length] = b"\1" * length
+            num_moved += length
+        i += max(length, 1)
+    return num_moved
+
+
 def _anchors(a: Sequence[str], b: Sequence[str], length: int) -> list[tuple[int, int]]:
-    """Places of runs of `length` words that stand once in each: the longest rising sequence."""
+    """Places of rare runs of `length` words in both: the longest rising sequence."""
     places_a, places_b = _once(a, length), _once(b, length)
     pairs = [(i, places_b[run]) for run, i in places_a.items() if run in places_b]
     tails: list[int] = []
@@ -125,10 +165,17 @@ def _anchors(a: Sequence[str], b: Sequence[str], length: int) -> list[tuple[int,
     return chain[::-1]
 
 
-def _once(words: Sequence[str], length: int) -> dict[tuple[str, ...], int]:
+def _once(words: Sequence[str], length: int) -> dict[tuple[tuple[str, ...], int], int]:
+    """Places of runs by the run and the number of times it came before; rare runs only."""
     runs = [tuple(words[i : i + length]) for i in range(len(words) - length + 1)]
     counts = Counter(runs)
-    return {run: i for i, run in enumerate(runs) if counts[run] == 1}
+    before: Counter[tuple[str, ...]] = Counter()
+    places = {}
+    for i, run in enumerate(runs):
+        if counts[run] <= _MAX_REPEATS:
+            places[run, before[run]] = i
+            before[run] += 1
+    return places
 
 
 def _samples(words: Sequence[str], found: bytearray) -> tuple[str, ...]:

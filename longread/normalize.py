@@ -109,10 +109,15 @@ def join_spaced_letters(text: str) -> str:
     Two spaces or more part words; a page where words prevail is left alone.
     """
     found = text.split()
-    num_single = sum(1 for word in found if len(word) == 1)
-    if len(found) < _WORDS_TO_JUDGE or num_single <= _SPACED_SHARE * len(found):
+    if len(found) < _WORDS_TO_JUDGE or not _is_spaced(found):
         return text
     return "\n".join(_join_line(line) for line in text.split("\n"))
+
+
+def _is_spaced(found: Sequence[str]) -> bool:
+    """Whether letters by themselves prevail; dots and the like do not count."""
+    num_single = sum(1 for word in found if len(word) == 1 and word.isalpha())
+    return num_single > _SPACED_SHARE * sum(1 for word in found if any(map(str.isalnum, word)))
 
 
 def _join_line(line: str) -> str:
@@ -154,7 +159,10 @@ def has_shifted_letters(text: str) -> bool:
     vowel_share = sum(char in _VOWELS for char in letters) / max(1, len(letters))
     moved_share = sum(char in _VOWELS for char in moved_letters) / len(moved_letters)
     return (
-        vowel_share < 0.15 and moved_share > 0.25 and sum(map(str.islower, moved)) > len(moved) / 2
+        vowel_share < 0.25
+        and moved_share > max(0.25, vowel_share + 0.1)
+        and sum(map(str.isupper, letters)) > 0.6 * len(letters)
+        and sum(map(str.islower, moved)) > len(moved) / 2
     )
 
 

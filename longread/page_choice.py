@@ -99,13 +99,17 @@ def choose(first: str | None, second: Second | None) -> tuple[bool, str]:
     if not second.in_order:
         return True, "drawn in another order than it is read"
     if shared >= _NEAR_LETTERS:
-        num_first, num_second = len(first.split()), len(second.text.split())
+        num_first, num_second = _num_words(first), _num_words(second.text)
         spaced_a, spaced_b = single_share(first), single_share(second.text)
         if num_first < (1 - _GLUED_SHARE) * num_second and spaced_b <= spaced_a + 0.05:
             return True, "the first engine's words run together"
         if spaced_a > _SPACED_SHARE and spaced_b < spaced_a:
             return True, "the first engine's letters stand apart"
     return False, ""
+
+
+def _num_words(text: str) -> int:
+    return sum(1 for word in text.split() if _LETTER_OR_DIGIT.search(word))
 
 
 def _letters(text: str) -> Counter[str]:

@@ -131,7 +131,7 @@ class PdfFile:
             return PageRead("", PDFIUM, "its text lies outside the page")
         if first == PDFIUM_ALONE:
             text = None if second is None else second.text
-            return PageRead(text, PDFIUM, "the first engine takes too long or fails", problem_b)
+            return PageRead(text, PDFIUM, "pypdf takes too long or fails", problem_b)
         if first == PDFIUM and second is not None:
             turned = second.rotation == 180
             if not turned and not page_choice.needs_second_opinion(second.text):
@@ -143,7 +143,7 @@ class PdfFile:
             second = self._ask_pdfium(page_idx, widen=True)[0] or second
         take_second, why = page_choice.choose(text, _second(second))
         if take_second and second is not None:
-            return PageRead(second.text, PDFIUM, why)
+            return PageRead(second.text, PDFIUM, why.replace("the first engine", PYPDF))
         note = ""
         if not (text or "").strip() and second is not None:
             note = "no text; a picture or a scan" if second.has_ink else "blank"

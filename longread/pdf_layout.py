@@ -142,6 +142,7 @@ def _same_line(a: _Piece, b: _Piece) -> bool:
 def _pieces(chars: Sequence[Char]) -> list[_Piece]:
     pieces: list[_Piece] = []
     current: _Piece | None = None
+    last: Char | None = None
     for char in chars:
         if char.text in "\r\n":
             current = None
@@ -150,7 +151,9 @@ def _pieces(chars: Sequence[Char]) -> list[_Piece]:
             if current is not None:
                 current.text += " "
             continue
-        if current is not None:
+        is_part = last is not None and (char.left, char.right) == (last.left, last.right)
+        last = char
+        if current is not None and not is_part:  # a ligature's letters share its box
             height = max(current.top - current.bottom, 1.0)
             gap = char.left - current.right
             middle = (char.bottom + char.top) / 2

@@ -7,6 +7,7 @@ what kind it is. Encrypted files lose their key with the trailer and stay closed
 from __future__ import annotations
 
 import re
+from itertools import zip_longest
 
 _OBJECT = re.compile(rb"(?<![0-9])(\d{1,8})[ \t\r\n]+(\d{1,5})[ \t\r\n]+obj\b")
 _KIND = re.compile(rb"/Type[ \t\r\n]*/(Catalog|Pages|Page)\b")
@@ -24,7 +25,7 @@ def rebuild(data: bytes) -> bytes | None:
     matches = list(_OBJECT.finditer(data))[:_MAX_OBJECTS]
     kinds: dict[int, str] = {}
     parented: set[int] = set()
-    for match, following in zip(matches, [*matches[1:], None], strict=True):
+    for match, following in zip_longest(matches, matches[1:]):
         number = int(match[1])
         end = following.start() if following else len(data)
         head = data[match.end() : min(end, match.end() + _HEAD_LEN)].split(b"stream")[0]

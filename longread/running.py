@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _EDGE_LINES = 2  # a running head or foot stands in the first or last two lines of its page
+_WIDE_EDGE_LINES = 4  # where notes are drawn before or after a known one
 _EDGE_LINE_LEN = 400  # with the gap between its parts
 _HEAD_LEN = 80  # without
 _RUNNING_SHARE = 0.4  # of the pages: heads that alternate between left and right pages have half
@@ -34,7 +35,7 @@ _COUNTED = frozenset(
 _ROMAN = re.compile(r"(?=[ivxl])(?:x{0,3}|xl|lx{0,3})(?:ix|iv|v?i{0,3})")
 _ROMAN_VALUES = {"i": 1, "v": 5, "x": 10, "l": 50}
 _NAME_OF_PART = re.compile(
-    r"(?:(?:chapter|section|part|appendix) )?[\dA-Z]{0,4}(?:[.:]\d{1,3})*[.:]? "
+    r"(?i:(?:chapter|section|part|appendix) )?[\dA-Z]{0,4}(?:[.:]\d{1,3})*[.:]? "
 )
 _SPACES = re.compile(r"\s+")
 
@@ -43,10 +44,10 @@ _SPACES = re.compile(r"\s+")
 class _Line:
     """What could be a running line. number_offset: its page number minus the page's place."""
 
-    edge: str
     head: str
     number_offset: int | None
     is_roman: bool = False
+    is_loose: bool = False  # a title only if the number beside it is the page's
 
 
 def drop_running_lines(pages: Sequence[str], page_indices: Sequence[int]) -> list[str]:
@@ -62,6 +63,7 @@ def drop_running_lines(pages: Sequence[str], page_indices: Sequence[int]) -> lis
     candidates = [
         _candidates(lines, page_idx) for lines, page_idx in zip(split, page_indices, strict=True)
     ]
+    _settle(candidates, split)
     num_pages_by_line: Counter[_Line] = Counter()
     num_pages_by_offset: Counter[int] = Counter()
     for found in candidates:
@@ -73,26 +75,45 @@ def drop_running_lines(pages: Sequence[str], page_indices: Sequence[int]) -> lis
     numbered = max(_NUMBERED_PAGES, round(_NUMBERED_SHARE * num_with_text))
     offsets = {offset for offset, number in num_pages_by_offset.items() if number >= numbered}
     body = _body(split, candidates) if offsets else ""
+    running = {
+        line
+        for line, num_pages in num_pages_by_line.items()
+        if num_pages >= (_RUNNING_PAGES if line.is_roman else needed) and not line.is_loose
+    }
+    heads = {line for line in running if line.head}
     seen: set[_Line] = set()
     kept = []
-    for page, lines, found in zip(pages, split, candidates, strict=True):
+    for page, lines, page_idx, found in zip(pages, split, page_indices, candidates, strict=True):
         dropped = set()
-        for line_idx, line in found.items():
-            num_pages = num_pages_by_line[line]
-            if line.is_roman:
-                is_running = num_pages >= _RUNNING_PAGES
-            else:
-                is_running = num_pages >= needed
-            if is_running and (line in seen or not line.head):
-                dropped.add(line_idx)
+        wide = _candidates(lines, page_idx, _WIDE_EDGE_LINES) if heads else {}
+        for line_idx, line in wide.items():
+            literal = _Line(lines[line_idx].strip(), None)
+            if line_idx not in found and (line in heads or literal in heads):
+                found[line_idx] = literal if literal in heads else line
+        for line_idx, line in sorted(found.items()):
+            if line in running:
+                if line in seen or not line.head or _stands_in(line.head, body):
+                    dropped.add(line_idx)
+                seen.add(line)
             elif line.number_offset in offsets and not line.is_roman:
                 if not line.head or _stands_in(line.head, body):
                     dropped.add(line_idx)
-            if is_running:
-                seen.add(line)
         rest = [line for line_idx, line in enumerate(lines) if line_idx not in dropped]
         kept.append("\n".join(rest) if any(map(str.strip, rest)) else page)
     return kept
+
+
+def _settle(candidates: Sequence[dict[int, _Line]], split: Sequence[list[str]]) -> None:
+    """Take a line that stands so on several pages as it stands: `RFC 1 TCP August 2022`."""
+    num_pages_by_text: Counter[str] = Counter()
+    for found, lines in zip(candidates, split, strict=True):
+        num_pages_by_text.update({lines[line_idx].strip() for line_idx in found})
+    for found, lines in zip(candidates, split, strict=True):
+        for line_idx, line in found.items():
+            text = lines[line_idx].strip()
+            if line.head and line.number_offset is not None:
+                if num_pages_by_text[text] >= _RUNNING_PAGES:
+                    found[line_idx] = _Line(text, None)
 
 
 def _body(split: Sequence[list[str]], candidates: Sequence[dict[int, _Line]]) -> str:
@@ -112,42 +133,46 @@ def _stands_in(head: str, body: str) -> bool:
     return len(title) > 3 and title in body
 
 
-def _candidates(lines: list[str], page_idx: int) -> dict[int, _Line]:
+def _candidates(lines: list[str], page_idx: int, num_edge: int = _EDGE_LINES) -> dict[int, _Line]:
     """Line index -> what it is, for what could be a running line."""
     filled = [line_idx for line_idx, line in enumerate(lines) if line.strip()]
-    edges = [(line_idx, "top") for line_idx in filled[:_EDGE_LINES]]
-    edges += [(line_idx, "bottom") for line_idx in filled[_EDGE_LINES:][-_EDGE_LINES:]]
+    edges = filled[:num_edge]
+    edges += filled[num_edge:][-num_edge:]
     found: dict[int, _Line] = {}
-    for line_idx, edge in edges:
+    for line_idx in edges:
         text = lines[line_idx].strip()
         if len(text) > _EDGE_LINE_LEN:
             continue
-        line = _parse(_WIDE_GAP.sub("\t", text), edge, page_idx)
+        line = _parse(_WIDE_GAP.sub("\t", text), page_idx)
         if line is not None and len(line.head) <= _HEAD_LEN:
             found[line_idx] = line
     return found
 
 
-def _parse(text: str, edge: str, page_idx: int) -> _Line | None:
+def _parse(text: str, page_idx: int) -> _Line | None:
     if match := _BARE_NUMBER.fullmatch(text):
-        return _Line(edge, "", int(match[1]) - page_idx)
+        return _Line("", int(match[1]) - page_idx)
     if _ROMAN.fullmatch(text):
-        return _Line(edge, "", _roman(text) - page_idx, is_roman=True)
+        return _Line("", _roman(text) - page_idx, is_roman=True)
     if match := _HEAD_THEN_NUMBER.fullmatch(text) or _HEAD_THEN_PAGE.fullmatch(text):
-        return _Line(edge, match[1], int(match[2]) - page_idx)
+        return _Line(match[1], int(match[2]) - page_idx)
     if match := _NUMBER_THEN_HEAD.fullmatch(text):
-        return _Line(edge, match[2], int(match[1]) - page_idx)
+        return _Line(match[2], int(match[1]) - page_idx)
     if (match := _TITLE_THEN_NUMBER.fullmatch(text)) and _is_title(match[1]):
-        return _Line(edge, match[1], int(match[2]) - page_idx)
+        return _Line(match[1], int(match[2]) - page_idx)
     if (match := _NUMBER_THEN_TITLE.fullmatch(text)) and _is_title(match[2]):
-        return _Line(edge, match[2], int(match[1]) - page_idx)
+        return _Line(match[2], int(match[1]) - page_idx)
+    for pattern, title_idx, number_idx in ((_TITLE_THEN_NUMBER, 1, 2), (_NUMBER_THEN_TITLE, 2, 1)):
+        match = pattern.fullmatch(text)
+        if match and " " in match[title_idx] and match[title_idx][-1] not in ".,;:!?":
+            return _Line(match[title_idx], int(match[number_idx]) - page_idx, is_loose=True)
     head, _, last = text.rpartition(" ")
     if head and _ROMAN.fullmatch(last) and _is_title(head.strip()):
-        return _Line(edge, head.strip(), _roman(last) - page_idx, is_roman=True)
+        return _Line(head.strip(), _roman(last) - page_idx, is_roman=True)
     # What ends like a sentence may be the text's own.
     if text[-1] in ".,;:!?" or not any(map(str.isalpha, text)):
         return None
-    return _Line(edge, text, None)
+    return _Line(text, None)
 
 
 def _is_title(text: str) -> bool:

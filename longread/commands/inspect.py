@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,10 @@ def inspect(
     page: Annotated[
         str | None, typer.Option("--page", metavar="N", help="Print the text of one page.")
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", metavar="TEXT", help="Count the words of this text file found."),
+    ] = None,
     pages: options.Pages = None,
     password: options.Password = None,
     model: options.Model = None,
@@ -33,6 +38,9 @@ def inspect(
     verbose: options.Verbose = False,
 ) -> None:
     """Show pages, tokens and warnings: what the model would see.
+
+    For each page: the engine that read it, its length, the share of characters that look like text
+    (quality), and what is particular about it. With --against, how much of a known text was read.
 
     Tokens are counted where the model is on disk, or is named with --model.
     """
@@ -48,6 +56,8 @@ def inspect(
             raise UsageError(f"--page is {page!r}: give one number; --pages takes ranges")
     if documents.count("-") > 1:
         raise UsageError("standard input (-) can be read only once")
+    if against is not None and (len(documents) != 1 or text or page is not None):
+        raise UsageError("--against goes with one document and without --text and --page")
     run = Run.start(ctx)
     asker = password_asker(password, run.screen)
     read = []
@@ -65,6 +75,9 @@ def inspect(
             for warning in document.warnings:
                 run.screen.notice(Notice(f"{document.name}: {warning}"))
         return
+    if against is not None:
+        _print_completeness(run, read[0], against, as_json=as_json)
+        return
     count, window = _token_counter(run)
     if as_json:
         records = [_record(document, count, with_text=page is not None) for document in read]
@@ -72,6 +85,42 @@ def inspect(
         return
     for document in read:
         _print_summary(run, document, count, window)
+
+
+def _print_completeness(run: Run, document: Document, against: str, *, as_json: bool) -> None:
+    from longread.commands.run import table_lines
+    from longread.completeness import compare
+    from longread.document import document_text, read_source
+    from longread.textfile import decode
+
+    raw = read_source(against)
+    expected, _ = decode(raw.data, raw.source)
+    found = compare(document_text(document), expected)
+    if as_json:
+        record = dataclasses.asdict(found) | {
+            "version": 1,
+            "name": document.name,
+            "against": raw.name,
+            "found_share": found.found_share,
+            "moved_share": found.moved_share,
+            "extra_share": found.extra_share,
+        }
+        run.print_json(record)
+        return
+    num_extra = found.num_read - found.num_found - found.num_moved
+    rows = [
+        ("document", document.name, ""),
+        ("against", raw.name, ""),
+        ("words", f"{found.num_expected:,}", ""),
+        ("found in order", f"{found.num_found:,}", f"{found.found_share:.2%}"),
+        ("found elsewhere", f"{found.num_moved:,}", f"{found.moved_share:.2%}"),
+        ("extra", f"{num_extra:,}", f"{found.extra_share:.2%}"),
+    ]
+    for line in table_lines(("what", "number", "share"), rows)[1:]:
+        run.screen.print(line)
+    for name, samples in (("missing", found.missing), ("extra", found.extra)):
+        for sample in samples:
+            run.screen.print(f"{name}: {sample}")
 
 
 CountFn = Callable[[str], int]
@@ -142,12 +191,15 @@ def _print_summary(run: Run, document: Document, count: CountFn | None, window: 
             f"{len(page.text):,}",
             f"{len(page.text.split()):,}",
             f"{count(page.text):,}" if count is not None else "-",
+            page.engine or "-",
+            f"{page.quality:.0%}",
+            page.note,
         )
         for page in document.pages
     ]
-    head = ("page", "label", "characters", "words", "tokens")
-    for line in table_lines(head, page_rows, "page characters words tokens"):
-        print_line(line)
+    head = ("page", "label", "characters", "words", "tokens", "engine", "quality", "note")
+    for line in table_lines(head, page_rows, "page characters words tokens quality"):
+        print_line(line.rstrip())
     print_line()
 
 
@@ -162,6 +214,9 @@ def _record(document: Document, count: CountFn | None, *, with_text: bool) -> di
             "num_chars": len(page.text),
             "num_words": len(page.text.split()),
             "num_tokens": count(page.text) if count is not None else None,
+            "engine": page.engine,
+            "quality": round(page.quality, 4),
+            "note": page.note or None,
         }
         if with_text:
             record["text"] = page.text
