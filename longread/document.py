@@ -1,14 +1,14 @@
-"""Files to documents: a PDF, a text or Markdown file, or standard input, as pages of clean text.
+"""Files to documents: a PDF, a text, a book or a page of the web, as pages of clean text.
 
-Owns what a document is, which pages are wanted, and what kind a file is. Extraction from PDFs is
-pdf.py's, decoding textfile.py's, the text's normal form normalize.py's; nothing here tokenises.
+Owns what a document is and what kind a file is. Extraction from PDFs is
+pdf.py's, decoding textfile.py's, other
+formats' formats.py's, the text's normal form normalize.py's; nothing here tokenises.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import stat
 import sys
 from collections.abc import Sequence
@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
-from longread import normalize, pdf, running, textfile
+from longread import formats, normalize, pdf, running, sections, textfile
 from longread.errors import DocumentError, NoTextError, UsageError
 from longread.events import Progress, ProgressFn
+from longread.page_ranges import page_list, parse_pages
 from longread.pdf import Password
 
 PAGE_SEPARATOR = "\n\n"  # between pages in what the model reads
@@ -26,9 +27,7 @@ PAGE_SEPARATOR = "\n\n"  # between pages in what the model reads
 _HEADER_LEN = 1024  # a PDF's header may come after mail or HTTP headers
 _MARKDOWN_SUFFIXES = (".md", ".markdown", ".mdown", ".mkd")
 _TEXT_SUFFIXES = (*_MARKDOWN_SUFFIXES, ".txt", ".text", ".rst")
-_PAGE_RANGE = re.compile(r"(\d+)(?:(-)(\d*))?", re.ASCII)
 _GARBLED_QUALITY = 0.5
-_MAX_NAMED_RANGES = 12  # page ranges that one warning spells out
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Document:
 
     name: str
     sha256: str
-    kind: str  # pdf, text or markdown
+    kind: str  # pdf, text, markdown, html, epub, docx or code
     engine: str  # what extracted the text, with its version
     num_pages_total: int  # in the file, selected or not
     pages: tuple[Page, ...]
@@ -62,7 +61,7 @@ class RawDocument:
 
     name: str  # file name without its folder, one printable line
     source: str  # as the user gave it, one printable line: for messages
-    kind: str  # pdf, text or markdown
+    kind: str  # as in Document
     sha256: str
     data: bytes
 
@@ -70,33 +69,6 @@ class RawDocument:
 def document_text(document: Document) -> str:
     """What the model reads: the pages with PAGE_SEPARATOR between them."""
     return PAGE_SEPARATOR.join(page.text for page in document.pages)
-
-
-def parse_pages(text: str) -> tuple[range, ...]:
-    """Read `3,10-40,50-` (numbers from 1) as ranges of page_idx: ascending and disjoint.
-
-    A range without an end has sys.maxsize as its stop. Raises UsageError.
-    """
-    ranges = []
-    for part in text.split(","):
-        match = _PAGE_RANGE.fullmatch("".join(part.split()))
-        # Twelve digits are more than any file has pages, and int() refuses 4,300.
-        if not match or max(len(match[1]), len(match[3] or "")) > 12:
-            raise UsageError(f"--pages {normalize.clean_line(text)!r}: write it like 3,10-40")
-        first = int(match[1])
-        last = (int(match[3]) if match[3] else sys.maxsize) if match[2] else first
-        if first < 1 or last < first:
-            raise UsageError(
-                f"--pages {normalize.clean_line(text)!r}: pages count from 1, lower number first"
-            )
-        ranges.append(range(first - 1, last))
-    merged: list[range] = []
-    for span in sorted(ranges, key=lambda span: span.start):
-        if merged and span.start <= merged[-1].stop:
-            merged[-1] = range(merged[-1].start, max(merged[-1].stop, span.stop))
-        else:
-            merged.append(span)
-    return tuple(merged)
 
 
 def read_source(source: str, *, stdin: BinaryIO | None = None) -> RawDocument:
@@ -119,7 +91,7 @@ def read_source(source: str, *, stdin: BinaryIO | None = None) -> RawDocument:
         raise DocumentError(f"{shown} is empty (0 bytes)")
     name = "stdin" if source == "-" else normalize.clean_line(PurePath(source).name)
     sha256 = hashlib.sha256(data).hexdigest()
-    return RawDocument(name or shown, shown, _kind(name, data), sha256, data)
+    return RawDocument(name or shown, shown, kind_of(name, data), sha256, data)
 
 
 def _read_file(source: str, shown: str) -> bytes:
@@ -135,19 +107,24 @@ def _read_file(source: str, shown: str) -> bytes:
     return path.read_bytes()
 
 
-def _kind(name: str, data: bytes) -> str:
+def kind_of(name: str, data: bytes) -> str:
+    """What a file is, by its first bytes and its name."""
     suffix = os.path.splitext(name)[1].lower()
     if suffix == ".pdf" or data.lstrip().startswith(b"%PDF-"):
         return "pdf"
     # A text about PDFs may well have a header in it: objects too make it a file with a prefix.
     if suffix not in _TEXT_SUFFIXES and b"%PDF-" in data[:_HEADER_LEN] and b" obj" in data:
         return "pdf"
-    return "markdown" if suffix in _MARKDOWN_SUFFIXES else "text"
+    if suffix in _TEXT_SUFFIXES:
+        return "markdown" if suffix in _MARKDOWN_SUFFIXES else "text"
+    return formats.kind_of(suffix, data) or "text"
 
 
 def options_key(raw: RawDocument, pages: str | None) -> str:
     """Everything but the file's bytes that decides the text `extract` gives: for a record's key."""
     engine = pdf.engine_name() if raw.kind == "pdf" else textfile.ENGINE
+    if raw.kind in formats.KINDS:
+        engine = formats.engine_name(raw.kind, raw.source)
     ranges = "all" if pages is None else ",".join(f"{r.start}:{r.stop}" for r in parse_pages(pages))
     return f"{raw.kind}; {engine}; {normalize.NORMALIZER}; pages {ranges}"
 
@@ -168,6 +145,8 @@ def extract(
     ranges = None if pages is None else parse_pages(pages)
     if raw.kind == "pdf":
         return _extract_pdf(raw, ranges, password, progress)
+    if raw.kind in formats.KINDS:
+        return _extract_sections(raw, ranges, progress)
     return _extract_text(raw, ranges, progress)
 
 
@@ -208,18 +187,18 @@ def _extract_pdf(
     if read.repaired:
         warnings.append("the file is damaged and was repaired as it was read; text may be missing")
     if failed:
-        warnings.append(f"{_page_list(failed)} could not be read ({read.problem})")
+        warnings.append(f"{page_list(failed)} could not be read ({read.problem})")
     garbled = [page.page_idx for page in pages if page.quality < _GARBLED_QUALITY]
     if garbled:
         warnings.append(
-            f"the fonts on {_page_list(garbled)} do not say which letters they show, so much of "
+            f"the fonts on {page_list(garbled)} do not say which letters they show, so much of "
             "the text is wrong or missing; `ocrmypdf --force-ocr IN.pdf OUT.pdf` reads the pages"
         )
     blank = [page.page_idx for page in pages if not page.text.strip()]
     blank = sorted(set(blank) - set(failed))
     if blank:
         warnings.append(
-            f"no text on {_page_list(blank)} (blank or scanned; `ocrmypdf` adds text to scans)"
+            f"no text on {page_list(blank)} (blank or scanned; `ocrmypdf` adds text to scans)"
         )
     return _document(raw, read.engine, read.num_pages_total, pages, warnings)
 
@@ -241,6 +220,27 @@ def _extract_text(
     progress(Progress("read", len(pages), len(pages), "pages"))
     warnings = _clip_warnings(ranges, len(parts)) + warnings
     return _document(raw, textfile.ENGINE, len(parts), pages, warnings)
+
+
+def _extract_sections(
+    raw: RawDocument, ranges: tuple[range, ...] | None, progress: ProgressFn
+) -> Document:
+    found, warnings = formats.read(raw.kind, raw.data, raw.source)
+    engine = formats.engine_name(raw.kind, raw.source)
+    parts: list[tuple[str | None, str]] = []
+    for section in sections.merged(found):
+        label = sections.label_of(section.heading)
+        text = normalize.clean_text(section.text)
+        # Source code stays as it was cut, by lines.
+        cut = [text.strip("\n")] if raw.kind == "code" else textfile.split_pages(text)
+        parts += [(label, part) for part in cut if part.strip()]
+    if not parts:
+        raise NoTextError(f"{raw.source} holds no text")
+    page_indices = _select(raw, ranges, len(parts))
+    pages = tuple(Page(page_idx, *parts[page_idx], raw.kind) for page_idx in page_indices)
+    progress(Progress("read", len(pages), len(pages), "pages"))
+    warnings = _clip_warnings(ranges, len(parts)) + warnings
+    return _document(raw, engine, len(parts), pages, warnings)
 
 
 def _document(
@@ -271,17 +271,3 @@ def _clip_warnings(ranges: tuple[range, ...] | None, num_pages: int) -> list[str
     if ranges and num_pages < ranges[-1].stop < sys.maxsize:
         return [f"--pages asks for pages up to {ranges[-1].stop}, but the last is {num_pages}"]
     return []
-
-
-def _page_list(page_indices: Sequence[int]) -> str:
-    """`page 3` or `pages 3, 7-9`; ascending indices in, numbers from 1 out."""
-    spans: list[list[int]] = []
-    for page_idx in page_indices:
-        if spans and page_idx == spans[-1][1] + 1:
-            spans[-1][1] = page_idx
-        else:
-            spans.append([page_idx, page_idx])
-    shown = [f"{a + 1}" if a == b else f"{a + 1}-{b + 1}" for a, b in spans[:_MAX_NAMED_RANGES]]
-    if len(spans) > _MAX_NAMED_RANGES:
-        shown.append(f"and more, {len(page_indices)} in all")
-    return f"page{'s' if len(page_indices) > 1 else ''} {', '.join(shown)}"

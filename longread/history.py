@@ -26,7 +26,7 @@ from longread.events import (
     Timings,
     Usage,
 )
-from longread.plain_text import json_text
+from longread.plain_text import json_text, place_text
 
 FORMAT_VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -161,9 +161,9 @@ def export_markdown(session: SavedSession) -> str:
         if answer.citations:
             lines += ["", "Sources:", ""]
         for number, citation in enumerate(answer.citations, 1):
-            label = f" (label {citation.page_label})" if citation.page_label else ""
+            place = place_text(citation.page, citation.page_label)
             quote = " ".join(citation.quote.split())
-            lines.append(f"{number}. {citation.document}, p. {citation.page}{label}: “{quote}”")
+            lines.append(f"{number}. {citation.document}, {place}: “{quote}”")
     return "\n".join(lines) + "\n"
 
 

@@ -12,6 +12,7 @@ import re
 # (what follows them on the line would show in another order than it stands).
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+HEADING_MARK = "§"  # begins the label of a place that has a heading and no page
 
 
 def clean(text: str) -> str:
@@ -33,6 +34,13 @@ def json_text(record: object, *, indent: int | None = None) -> str:
     # Inside JSON such characters can only stand in strings, where an escape means the same.
     escaped = _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", dumped)
     return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", escaped)
+
+
+def place_text(page: int, label: str | None) -> str:
+    """Return `p. 12`, `p. 12 (label xii)` where the document prints another, or `§ Heading`."""
+    if label and label.startswith(HEADING_MARK):
+        return label
+    return f"p. {page} (label {label})" if label and label != str(page) else f"p. {page}"
 
 
 def size_text(num_bytes: int) -> str:

@@ -23,7 +23,7 @@ from longread.events import (
     Selection,
     Text,
 )
-from longread.plain_text import clean, count_text, one_line, size_text
+from longread.plain_text import clean, count_text, one_line, place_text, size_text
 from longread.progress import BarProgress, NoProgress, PlainProgress, ProgressView
 from longread.strip import draw, page_ticks, tick_line
 
@@ -194,8 +194,8 @@ def source_lines(citations: Iterable[Citation]) -> list[str]:
 
 
 def page_text(page: int, label: str | None) -> str:
-    """Return `p. 12`, with the label where the document prints another."""
-    return f"p. {page} (label {label})" if label and label != str(page) else f"p. {page}"
+    """Return `p. 12`, with the label where the document prints another, or `§ Heading`."""
+    return place_text(page, label)
 
 
 def selection_lines(

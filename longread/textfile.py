@@ -40,7 +40,7 @@ def decode(data: bytes, source: str) -> tuple[str, list[str]]:
     if zero_idx >= 0 or num_control > _CONTROL_SHARE * len(data):
         raise DocumentError(
             f"{source} is not text but binary data; "
-            "longread reads PDF, plain text and Markdown, so convert it to one of them"
+            "longread reads PDF, text, Markdown, HTML, EPUB, DOCX and source code: convert it"
         )
     try:
         return data.decode("utf-8"), []

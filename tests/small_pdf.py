@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
 import io
 from collections.abc import Iterable
 
 from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
 
-from longread.document import RawDocument, read_source
+from longread.document import RawDocument, kind_of
 
 
 def show(text: str) -> bytes:
@@ -40,8 +40,8 @@ def to_bytes(writer: PdfWriter) -> bytes:
 
 
 def raw_document(data: bytes, name: str = "file.pdf") -> RawDocument:
-    document = read_source("-", stdin=io.BytesIO(data))
-    return dataclasses.replace(document, name=name, source=name)
+    kind = kind_of(name, data)
+    return RawDocument(name, name, kind, hashlib.sha256(data).hexdigest(), data)
 
 
 PDF = to_bytes(make_writer(show(f"This is page number {number}.") for number in range(1, 7)))

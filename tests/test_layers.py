@@ -15,7 +15,8 @@ from conftest import REPO
 # files in it.
 LAYERS = (
     "errors values config events plain_text",
-    "document normalize running completeness page_choice textfile "
+    "document page_ranges formats sections html_text epub docx_text textfile normalize running "
+    "completeness page_choice "
     "pdf pdf_child pdf_fields pdf_file pdf_layout pdf_pdfium pdf_pypdf pdf_repair pdf_worker "
     "tokenizer tokenizer_files tokenizer_tables tiktoken_bpe vocabulary normal_form "
     "catalog hub wheels model_files",
