@@ -45,7 +45,7 @@ ALSO = {
     "real/libreoffice-form.pdf": ["First Name: Alice", "First Name_2: Bob"],
     "real/issue6010_2-nonascii-password.pdf": ["Issue 6010"],
 }
-# Long files of which the beginning is enough here; docs/document-figures.md has them whole.
+# Long files of which the beginning is enough here; docs/campaigns/completeness.txt has two of them whole.
 BEGINNINGS = ("COSTCO", "ADOBE", "mmdetection", "R-intro", "debian-policy", "reportlab", "rfc9")
 ERRORS = {"error": DocumentError, "no_text": NoTextError, "unsupported": DocumentError}
 
