@@ -83,3 +83,9 @@ def qwen05_dir() -> Path:
 def qwen15_dir() -> Path:
     """The converted qwen2.5-coder-1.5b; for tests marked weights_all."""
     return _model_dir("qwen2.5-coder-1.5b")
+
+
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Each device that the runner supports; CUDA where there is a GPU."""
+    return request.param

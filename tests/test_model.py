@@ -48,15 +48,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(scope="module", params=CASES)
 def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, device: str, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Decoder, Tensor, Tensor]:
-    """A decoder, token ids, and Hugging Face's logits of every position."""
+    """A decoder, token ids, and Hugging Face's logits of every position, computed on the CPU."""
     from transformers import AutoModelForCausalLM
 
     family, overrides = CASES[request.param]
     root = tmp_path_factory.mktemp(request.param)
     folder = tiny.save_hf_folder(root / "hf", family, **overrides)
-    decoder = Decoder.load(tiny.convert(folder, root / "models"), "cpu", "float32")
+    decoder = Decoder.load(tiny.convert(folder, root / "models"), device, "float32")
     oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids = torch.randint(0, decoder.config.vocab_size, (NUM_TOKENS,))
     with torch.inference_mode():
@@ -65,7 +65,7 @@ def pair(
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).abs().max())
+    return float((found.cpu() - expected).abs().max())
 
 
 def test_prefill_then_extend_gives_hugging_face_logits(
@@ -83,7 +83,7 @@ def test_chunked_prefill_gives_the_same(
     pair: tuple[Decoder, Tensor, Tensor], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder, ids, expected = pair
-    monkeypatch.setitem(model_module._CHUNK_TOKENS, "cpu", chunk)
+    monkeypatch.setitem(model_module._CHUNK_TOKENS, decoder.device.type, chunk)
     cache = decoder.new_cache(1)  # has to grow
     read: list[int] = []
     decoder.prefill(ids[:200], cache, read.append)

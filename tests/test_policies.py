@@ -24,10 +24,10 @@ NUM_ROWS, QUESTION_LEN = 400, 20
 
 
 @pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+def decoder(device: str, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     root = tmp_path_factory.mktemp("policies")
     folder = tiny.save_hf_folder(root / "hf", "qwen2")
-    return Decoder.load(tiny.convert(folder, root / "models"), "cpu", "float32")
+    return Decoder.load(tiny.convert(folder, root / "models"), device, "float32")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def _trace(decoder: Decoder) -> Trace:
         config.num_hidden_layers,
         config.num_key_value_heads,
         NUM_ROWS,
-        device=torch.device("cpu"),
+        device=decoder.device,
         keep_steps=True,
     )
 

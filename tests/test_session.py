@@ -415,3 +415,20 @@ def test_sessions_killed_at_random_moments_lose_at_most_one_block(
     assert done.returncode == 0, done.stdout + done.stderr
     assert "10 rounds" in done.stdout and "problems: 0" in done.stdout
     assert "too late           10" not in done.stdout
+
+
+@pytest.mark.gpu
+def test_a_session_on_the_gpu_reads_what_the_cpu_stored(settings: Settings, document: Path) -> None:
+    on_cpu, on_gpu = Session(replace(settings, device="cpu")), Session(settings)
+    _open(on_cpu, document)
+    assert _open(on_gpu, document).cache.hit
+    assert on_gpu._cache.k.device.type == "cuda"
+    rows = slice(0, len(on_gpu._prompt.token_ids))
+    assert torch.equal(on_gpu._cache.k[:, :, rows].cpu(), on_cpu._cache.k[:, :, rows])
+    answer = _ask(on_gpu)
+    assert answer.usage.answer_tokens > 0 and answer.citations
+    fresh = Session(replace(settings, no_cache=True))
+    _open(fresh, document)
+    torch.testing.assert_close(
+        fresh._cache.k[:, :, rows].cpu(), on_cpu._cache.k[:, :, rows], rtol=1e-3, atol=1e-3
+    )
