@@ -94,7 +94,10 @@ def path(value: object) -> Path:
 
 def directory(value: object) -> Path:
     """Return the absolute path of a directory, which need not exist yet but could."""
-    found = path(value).absolute()
+    try:
+        found = path(value).absolute()
+    except OSError:
+        raise ValueError("the working directory is gone; give an absolute path") from None
     for place in (found, *found.parents):
         try:
             kind = place.stat().st_mode

@@ -160,6 +160,17 @@ def test_directories_that_cannot_be(
         load_settings({name: value})
 
 
+def test_a_relative_directory_in_a_working_directory_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(UsageError, match="the working directory is gone"):
+        load_settings({"cache_dir": "cache"})
+
+
 def test_model_in_an_unknown_home() -> None:
     with pytest.raises(UsageError, match="no home of ~no-such-user"):
         load_settings({"model": "~no-such-user/m.gguf"})
