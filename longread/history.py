@@ -10,8 +10,10 @@ import dataclasses
 import json
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from longread.plain_text import json_text, place_text
 FORMAT_VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _SUFFIX = ".json"
+_TEMP_PREFIX = ".saving-"
 
 
 @dataclass(frozen=True)
@@ -168,9 +171,22 @@ def export_markdown(session: SavedSession) -> str:
 
 
 def _make_private(sessions_dir: Path) -> None:
+    """Make the folder, and close one that was there where it holds nothing but ours.
+
+    Set to /tmp or a home it must not shut others out; the files are private by themselves.
+    """
     sessions_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # The turns quote the documents, so the folder is private even if it was there before.
-    sessions_dir.chmod(0o700)
+    mode = stat.S_IMODE(sessions_dir.stat().st_mode)
+    if mode & ~0o700 and all(_is_ours(name) for name in os.listdir(sessions_dir)):
+        with suppress(PermissionError):  # it is another user's
+            sessions_dir.chmod(mode & 0o700)
+
+
+def _is_ours(name: str) -> bool:
+    stem, suffix = os.path.splitext(name)
+    return (
+        name == "history" or name.startswith(_TEMP_PREFIX) or (suffix == _SUFFIX and _usable(stem))
+    )
 
 
 def _path(sessions_dir: Path, name: str) -> Path:
@@ -182,7 +198,7 @@ def _usable(name: str) -> bool:
 
 
 def _write_atomically(path: Path, content: str) -> None:
-    descriptor, temp_name = tempfile.mkstemp(prefix=".saving-", dir=path.parent)
+    descriptor, temp_name = tempfile.mkstemp(prefix=_TEMP_PREFIX, dir=path.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(content)

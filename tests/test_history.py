@@ -46,6 +46,25 @@ def test_private(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_a_folder_of_others_is_not_shut(tmp_path: Path) -> None:
+    (tmp_path / "something else").touch()
+    tmp_path.chmod(0o777)
+    path = history.save(tmp_path, make_session())
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o777
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_folder_is_closed_but_never_opened(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    if os.getuid() == 0:  # who may write all the same
+        history.save(tmp_path, make_session())
+    else:
+        with pytest.raises(StoreError, match="Permission denied"):
+            history.check_writable(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o500
+    tmp_path.chmod(0o700)
+
+
 def test_saving_again_replaces(tmp_path: Path) -> None:
     history.save(tmp_path, make_session())
     shorter = dataclasses.replace(make_session(), turns=())
