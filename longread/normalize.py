@@ -148,6 +148,8 @@ def has_shifted_letters(text: str) -> bool:
     reads `3HQ` for `Pen`. Such text has no spaces and few vowels, and is plain when moved by 29.
     """
     words = text.split()
+    if len(text) < 8 * len(words):
+        return False
     visible = [char for char in text if "!" <= char <= "~"]
     if len(visible) < 12 or len(visible) < 8 * len(words):
         return False

@@ -109,24 +109,19 @@ class PdfFile:
         after pypdf took too long, never.
         """
         with captured_log():
-            read = self._read(page_idx, first)
+            second, problem = self._ask_pdfium(page_idx)
+            read = self._read(page_idx, first, second, problem)
             if read.text is None:
                 return read
             quality = 1.0 - page_choice.bad_share(read.text)
             text = read.text
-            if first != PDFIUM_ALONE and self._may_have_fields(page_idx):
+            if first != PDFIUM_ALONE and (second is None or second.has_notes):
                 text = self._with_fields(page_idx, text)
             return replace(read, text=text, quality=quality)
 
-    def _may_have_fields(self, page_idx: int) -> bool:
-        if self._pdfium is None or not self._paired:
-            return True
-        with suppress(Exception):
-            return self._pdfium.has_annotations(page_idx)
-        return True
-
-    def _read(self, page_idx: int, first: str) -> PageRead:
-        second, problem_b = self._ask_pdfium(page_idx)
+    def _read(
+        self, page_idx: int, first: str, second: PdfiumPage | None, problem_b: str | None
+    ) -> PageRead:
         if second is not None and not second.on_page:
             return PageRead("", PDFIUM, "its text lies outside the page")
         if first == PDFIUM_ALONE:

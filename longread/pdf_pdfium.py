@@ -39,6 +39,7 @@ class PdfiumPage:
     on_page: bool  # false where all text lies outside what the page shows
     has_ink: bool
     rotation: int
+    has_notes: bool  # form fields, or notes put on it
 
 
 class PdfiumFile:
@@ -72,20 +73,16 @@ class PdfiumFile:
         finally:
             page.close()
 
-    def has_annotations(self, page_idx: int) -> bool:
+    def _has_notes(self, page: Any) -> bool:
         """Whether a page has form fields or notes; links do not count."""
         raw = self._raw
-        page = self._document[page_idx]
-        try:
-            for i in range(raw.FPDFPage_GetAnnotCount(page.raw)):
-                annotation = raw.FPDFPage_GetAnnot(page.raw, i)
-                kind = raw.FPDFAnnot_GetSubtype(annotation)
-                raw.FPDFPage_CloseAnnot(annotation)
-                if kind not in (raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP):
-                    return True
-            return False
-        finally:
-            page.close()
+        for i in range(raw.FPDFPage_GetAnnotCount(page.raw)):
+            annotation = raw.FPDFPage_GetAnnot(page.raw, i)
+            kind = raw.FPDFAnnot_GetSubtype(annotation)
+            raw.FPDFPage_CloseAnnot(annotation)
+            if kind not in (raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP):
+                return True
+        return False
 
     def _read(self, page: Any, textpage: Any, widen: bool) -> PdfiumPage:
         text = textpage.get_text_range()
@@ -108,7 +105,9 @@ class PdfiumFile:
             if ordered is not None:
                 in_order, text = False, ordered
         text = text.replace(HYPHEN, "-\n")
-        return PdfiumPage(text, is_rtl, in_order, on_page, has_ink, page.get_rotation())
+        has_notes = self._has_notes(page)
+        rotation = page.get_rotation()
+        return PdfiumPage(text, is_rtl, in_order, on_page, has_ink, rotation, has_notes)
 
     def _widen_thin_text(self, page: Any) -> None:
         """Give text objects of no width some, or PDFium leaves them out.
