@@ -14,6 +14,7 @@ from io import BytesIO
 from longread import textfile
 from longread.errors import DocumentError
 from longread.normalize import clean_line
+from longread.reader_pool import Workers
 from longread.sections import Section, code_sections
 
 KINDS = ("html", "epub", "docx", "code")
@@ -38,7 +39,8 @@ _HTML_START = re.compile(
 )
 _OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _END_LEN = 1 << 18  # bytes at the end of an archive that list its files
-_MAX_UNPACKED = 512 << 20  # bytes of all parts of an EPUB or DOCX
+_REASON_LEN = 160
+MAX_UNPACKED = 512 << 20  # bytes of all parts of an EPUB or DOCX
 
 
 def kind_of(suffix: str, data: bytes) -> str | None:
@@ -69,37 +71,47 @@ def engine_name(kind: str, source: str) -> str:
 
 
 def read(kind: str, data: bytes, source: str) -> tuple[list[Section], list[str]]:
-    """Sections in the document's order, and warnings. Raises DocumentError."""
+    """Sections in the document's order, and warnings. Raises DocumentError.
+
+    All but source code is parsed in a child process, for it may be hostile.
+    """
     engine_name(kind, source)
     if kind == "code":
         text, warnings = textfile.decode(data, source)
         return list(code_sections(text)), warnings
-    try:
-        if kind == "html":
-            from longread.html_text import html_sections
+    job = {"do": "sections", "kind": kind, "source": source, "max_unpacked": MAX_UNPACKED}
+    with Workers(data) as workers:
+        reply = workers.run(job)
+    if reply["state"] == "read":
+        return [Section(*section) for section in reply["sections"]], reply["warnings"]
+    if reply["state"] == "refused":
+        raise DocumentError(clean_line(reply["reason"]))
+    why = clean_line(reply["reason"])[:_REASON_LEN]
+    raise DocumentError(f"{source} cannot be read as {_NAMES[kind]}: {why}; try another copy")
 
-            return html_sections(data), []
-        if data.startswith(_OLD_OFFICE):
-            raise DocumentError(
-                f"{source} is encrypted or in the old Word format; save it as DOCX without password"
-            )
-        with zipfile.ZipFile(BytesIO(data)) as archive:
-            if sum(info.file_size for info in archive.infolist()) > _MAX_UNPACKED:
-                raise DocumentError(
-                    f"{source} unpacks to more than {_MAX_UNPACKED >> 20} MB; "
-                    "save it without its pictures"
-                )
-            if kind == "epub":
-                from longread.epub import epub_sections
 
-                return epub_sections(archive, source)
-        from longread.docx_text import docx_sections
+def parse(
+    kind: str, data: bytes, source: str, max_unpacked: int
+) -> tuple[list[Section], list[str]]:
+    """What `read` gives, in this process. Raises DocumentError, and what libraries raise."""
+    if kind == "html":
+        from longread.html_text import html_sections
 
-        return docx_sections(data), []
-    except DocumentError:
-        raise
-    except Exception as exc:  # damaged files raise anything
-        why = clean_line(str(exc))[:160] or type(exc).__name__
+        return html_sections(data), []
+    if data.startswith(_OLD_OFFICE):
         raise DocumentError(
-            f"{source} cannot be read as {_NAMES[kind]}: {why}; try another copy"
-        ) from exc
+            f"{source} is encrypted or in the old Word format; save it as DOCX without password"
+        )
+    with zipfile.ZipFile(BytesIO(data)) as archive:
+        if sum(info.file_size for info in archive.infolist()) > max_unpacked:
+            raise DocumentError(
+                f"{source} unpacks to more than {max_unpacked >> 20} MB; "
+                "save it without its pictures"
+            )
+        if kind == "epub":
+            from longread.epub import epub_sections
+
+            return epub_sections(archive, source)
+    from longread.docx_text import docx_sections
+
+    return docx_sections(data), []

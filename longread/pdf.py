@@ -1,7 +1,7 @@
 """PDF bytes to the raw text of each page: two engines in child processes behind one function.
 
 Owns what a caller sees of a PDF: pages with their engine, passwords asked for, errors in words.
-Does not normalise the text. pdf_file.py chooses the engine, pdf_worker.py runs the children.
+Does not normalise the text. pdf_file.py chooses the engine, reader_pool.py runs the children.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.metadata import version
 from longread.errors import DocumentError, PasswordError
 from longread.events import Progress, ProgressFn
 from longread.normalize import clean_line
-from longread.pdf_worker import Reply, Workers
+from longread.reader_pool import Reply, Workers
 
 Password = Callable[[str], str | None] | str | None
 SelectFn = Callable[[int], Sequence[int]]

@@ -1,7 +1,7 @@
 """One PDF behind both engines: opened by whichever can, and read page by page by the better one.
 
-Owns the order in which engines are tried. Runs in a child process (pdf_child.py), since a damaged
-file may take any time and memory, or end the process.
+Owns the order in which engines are tried. Runs in a child process (reader_child.py), since
+a damaged file may take any time and memory, or end the process.
 """
 
 from __future__ import annotations

@@ -65,7 +65,6 @@ def test_other_texts_empty_texts_and_long_ones_end_soon() -> None:
     ("pdf", "text"),
     [
         ("books/pdf/us_constitution.pdf", "us_constitution"),
-        ("books/pdf/northanger_abbey.pdf", "northanger_abbey"),
         ("books/pdf/moby_dick_two_columns.pdf", "moby_dick"),
     ],
 )

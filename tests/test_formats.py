@@ -111,7 +111,7 @@ def test_a_protected_epub_and_a_damaged_one_are_errors_of_one_line() -> None:
 
 
 def test_what_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "_MAX_UNPACKED", 1 << 20)
+    monkeypatch.setattr(formats, "MAX_UNPACKED", 1 << 20)
     with pytest.raises(DocumentError, match="unpacks to more than 1 MB"):
         extract(raw_document(packed(EPUB | {"big": "x" * (2 << 20)}), "book.epub"))
 

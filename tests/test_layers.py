@@ -17,7 +17,7 @@ LAYERS = (
     "errors values config events plain_text",
     "document page_ranges formats sections html_text epub docx_text textfile normalize running "
     "completeness page_choice "
-    "pdf pdf_child pdf_fields pdf_file pdf_layout pdf_pdfium pdf_pypdf pdf_repair pdf_worker "
+    "pdf reader_child pdf_fields pdf_file pdf_layout pdf_pdfium pdf_pypdf pdf_repair reader_pool "
     "tokenizer tokenizer_files tokenizer_tables tiktoken_bpe vocabulary normal_form "
     "catalog hub wheels model_files",
     "prompt chat_format "

@@ -1,4 +1,4 @@
-"""Child processes that read PDF pages: started, asked, timed, and always ended.
+"""Child processes that read documents: started, asked, timed, and always ended.
 
 Owns the parent's side: one thread a child, limits on time and memory, and a clean end also when
 the reading is interrupted. What a child says is JSON, so that a child gone wrong can only lie.
@@ -26,7 +26,9 @@ MAX_RESTARTS = 8  # of one reading; a file that ends more children is given up
 _PAGES_A_WORKER = 24  # fewer are not worth another process
 _MAX_WORKERS = 4
 _TICK_S = 0.1
-_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from longread.pdf_child import main; main()"
+_CODE = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from longread.reader_child import main; main()"
+)
 _PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
 
 Reply = dict[str, Any]
@@ -138,14 +140,14 @@ class Workers:
             thread.join()
 
     def open(self, password: str | None) -> Reply:
-        """Open the file in the first child."""
+        """Open a PDF in the first child."""
         self._password = password
+        return self.run({"do": "open", "password": password})
+
+    def run(self, job: dict[str, Any]) -> Reply:
+        """What the first child makes of a job that takes the whole file."""
         replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
-
-        def run() -> None:
-            replies.put(self._workers[0].ask({"do": "open", "password": password}, OPEN_LIMIT_S))
-
-        self._spawn(run)
+        self._spawn(lambda: replies.put(self._workers[0].ask(job, OPEN_LIMIT_S)))
         return self._next(replies)
 
     def read(self, page_indices: Sequence[int], first: str) -> Iterator[tuple[int, Reply]]:
@@ -189,7 +191,7 @@ class Workers:
         return reply
 
     def _spawn(self, run: Callable[[], None]) -> None:
-        thread = threading.Thread(target=run, name="longread-pdf", daemon=True)
+        thread = threading.Thread(target=run, name="longread-reader", daemon=True)
         self._threads.append(thread)
         thread.start()
 

@@ -1,6 +1,6 @@
-"""The process that reads a PDF for another one: JSON lines in and out, within limits.
+"""The process that reads a document for another one: JSON lines in and out, within limits.
 
-Owns the child's side of the talk that pdf_worker.py begins. It imports no torch, so that it starts
+Owns the child's side of the talk that reader_pool.py begins. It imports no torch, so that it starts
 in a tenth of a second; what a hostile file does to it ends with it.
 """
 
@@ -13,6 +13,8 @@ import sys
 from contextlib import suppress
 from typing import Any, BinaryIO
 
+from longread import formats
+from longread.errors import DocumentError
 from longread.pdf_file import PdfFile, UnreadableError, reason
 from longread.pdf_pdfium import LockedError
 
@@ -49,11 +51,19 @@ def serve(data: bytes, jobs: BinaryIO, replies: BinaryIO) -> None:
                     "labels": file.labels,
                     "repaired": file.repaired,
                 }
+            elif job["do"] == "sections":
+                found, warnings = formats.parse(
+                    job["kind"], data, job["source"], job["max_unpacked"]
+                )
+                sections = [(section.heading, section.text) for section in found]
+                reply = {"state": "read", "sections": sections, "warnings": warnings}
             else:
                 assert file is not None, "a page before the file is open"
                 reply = vars(file.read(job["page"], job["first"])) | {"state": "read"}
         except LockedError:
             reply = {"state": "locked"}
+        except DocumentError as exc:
+            reply = {"state": "refused", "reason": str(exc)}
         except MemoryError:
             reply = {"state": "failed", "reason": "it takes too much memory"}
         except UnreadableError as exc:
