@@ -17,7 +17,7 @@ from typing import BinaryIO, Protocol
 
 from longread import history
 from longread.config import Settings
-from longread.errors import InterruptedByUser, UsageError
+from longread.errors import InterruptedByUser, StoreError, UsageError
 from longread.events import DocumentInfo, Event, Notice
 from longread.history import SavedSession, Turn
 
@@ -136,6 +136,10 @@ def _mismatch(saved: SavedSession, why: str) -> str:
     )
 
 
+def _texts(turns: Sequence[Turn]) -> list[tuple[str, str]]:
+    return [(turn.question, turn.answer.text) for turn in turns]
+
+
 class Conversation:
     """Questions and answers on one matter; each turn is saved at once where there is a name."""
 
@@ -151,7 +155,10 @@ class Conversation:
         self.session = session
         self.settings = settings
         self.name = name
-        self._own_names = {name}
+        # What is on disk under the names of this conversation, as far as it knows.
+        self._on_disk: dict[str, list[tuple[str, str]]] = {}
+        if name is not None and matter.created is not None:
+            self._on_disk[name] = _texts(matter.turns)
         self._matter = matter
         self._password = password
         self._created = matter.created or datetime.now(UTC).isoformat(timespec="seconds")
@@ -192,17 +199,25 @@ class Conversation:
     def save(self, name: str) -> Path:
         """Write the turns under `name`, which the conversation keeps from then on.
 
-        UsageError where another conversation has that name.
+        Writes over nothing that it does not know: UsageError where another conversation has that
+        name, StoreError where another process has gone on with this one.
         """
         self._matter.check_can_be_saved()
-        if name not in self._own_names and history.exists(self.settings.sessions_dir, name):
-            raise UsageError(
-                f"there is a session {name!r} already; take another name, or remove that one "
-                f"with `longread sessions rm {name}`"
-            )
+        if history.exists(self.settings.sessions_dir, name):
+            if name not in self._on_disk:
+                raise UsageError(
+                    f"there is a session {name!r} already; take another name, or remove that one "
+                    f"with `longread sessions rm {name}`"
+                )
+            there = history.load(self.settings.sessions_dir, name)
+            if _texts(there.turns) != self._on_disk[name]:
+                raise StoreError(
+                    f"another longread process has gone on with session {name!r}, so this turn "
+                    "was not saved; ask again, or save the chat under another name with /save"
+                )
         path = history.save(self.settings.sessions_dir, self._saved(name))
         self.name = name
-        self._own_names.add(name)
+        self._on_disk[name] = _texts(self.session.turns)
         return path
 
     def export(self) -> SavedSession:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from prompt_toolkit.output import DummyOutput
 from longread import history
 from longread.config import Settings
 from longread.conversation import Conversation, Matter
+from longread.errors import StoreError
 from longread.events import Event
 from longread.line_input import plain_reader, slash_completer, terminal_reader
 from longread.render import Screen
@@ -168,6 +170,20 @@ def test_save_does_not_overwrite_another_session(tmp_path: Path) -> None:
     assert chat.err.getvalue().count("there is a session 'voss' already") == 1
     assert chat.err.getvalue().count("saved as a") == 2
     assert len(history.load(chat.settings.sessions_dir, "voss").turns) == 2
+
+
+def test_two_processes_on_one_session_lose_no_turn(tmp_path: Path) -> None:
+    chat = Chat(tmp_path, ["When?", "/save voss"])
+    chat.run()
+    saved = history.load(chat.settings.sessions_dir, "voss")
+    other = dataclasses.replace(saved, turns=saved.turns * 2)
+    history.save(chat.settings.sessions_dir, other)
+    chat.conversation.session.undo()
+    with pytest.raises(StoreError, match="another longread process has gone on"):
+        chat.conversation.keep()
+    assert len(history.load(chat.settings.sessions_dir, "voss").turns) == 2
+    chat.conversation.save("mine")
+    chat.conversation.keep()
 
 
 def test_ctrl_c_at_the_prompt_clears_the_line(tmp_path: Path) -> None:
