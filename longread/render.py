@@ -250,9 +250,11 @@ def opened_line(opened: Opened) -> str:
         f"{info.name}: {count_text(info.num_pages, 'page')}, {count_text(info.num_tokens, 'token')}"
         for info in opened.documents
     ]
-    reused = count_text(cache.tokens_reused, "token")
-    stored = size_text(cache.store_bytes)
+    num_cached = cache.tokens_reused + cache.tokens_prefilled
+    # The cache also holds the prompt's beginning; without a word the sums would not come out.
+    more = num_cached != sum(info.num_tokens for info in opened.documents)
+    with_prompt = f"{num_cached:,} with the prompt: " if more else ""
     return (
-        f"{'; '.join(parts)} ({reused} from the cache, {cache.tokens_prefilled:,} read now; "
-        f"{stored} stored)"
+        f"{'; '.join(parts)} ({with_prompt}{cache.tokens_reused:,} from the cache, "
+        f"{cache.tokens_prefilled:,} read now; {size_text(cache.store_bytes)} stored)"
     )

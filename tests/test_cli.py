@@ -68,7 +68,7 @@ def test_ask_prints_the_answer_and_nothing_else(cli: Cli) -> None:
     result = cli("ask", "book.txt", "When?")
     assert (result.code, result.out) == (0, "May 7, 1992.\n")
     assert "Sources:  [1] book.txt, p. 12 (label xii): “a quote" in result.err
-    assert "book.txt: 12 pages, 100 tokens (0 tokens from the cache, 100 read now" in result.err
+    assert "book.txt: 12 pages, 100 tokens (0 from the cache, 100 read now" in result.err
     assert cli.fake.last.opened_with["sources"] == ("book.txt",)
     assert cli.fake.last.closed
 
@@ -429,7 +429,7 @@ def test_chat_usage(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ingest(cli: Cli) -> None:
     result = cli("ingest", "book.txt")
     assert result.out == (
-        "book.txt: 12 pages, 100 tokens (0 tokens from the cache, 100 read now; 2.0 MB stored)\n"
+        "book.txt: 12 pages, 100 tokens (0 from the cache, 100 read now; 2.0 MB stored)\n"
     )
     record = json.loads(cli("ingest", "book.txt", "--json").out)
     assert record["version"] == 1

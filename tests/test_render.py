@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import pytest
 from fake_session import CITATION, SELECTION, make_answer
 
-from longread.events import Answer, DocumentInfo, Event, Notice, Progress, Text
+from longread.events import Answer, CacheUse, DocumentInfo, Event, Notice, Opened, Progress, Text
 from longread.plain_text import clean, count_text, json_text, one_line, size_text
 from longread.progress import PLAIN_INTERVAL_S, PlainProgress
-from longread.render import Screen, selection_lines, source_lines
+from longread.render import Screen, opened_line, selection_lines, source_lines
 from longread.strip import BLOCKS, draw, page_ticks, resample, tick_line
 
 LONG = "a long line of words " * 20
@@ -296,3 +296,12 @@ def test_ticks_of_several_documents() -> None:
 
 def test_nothing_to_tick() -> None:
     assert tick_line(page_ticks([], 80), 80) == ""
+
+
+def test_what_was_read_adds_up() -> None:
+    documents = (DocumentInfo("a.pdf", 3, 2664),)
+    cache = CacheUse(False, 1000, 1704, 2_000_000, "k")
+    assert opened_line(Opened(documents, cache)) == (
+        "a.pdf: 3 pages, 2,664 tokens "
+        "(2,704 with the prompt: 1,000 from the cache, 1,704 read now; 2.0 MB stored)"
+    )
