@@ -11,6 +11,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+from inline_reader import inline_reader  # noqa: F401
 from small_pdf import PDF, raw_document
 
 from longread.document import (

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
+from inline_reader import inline_reader  # noqa: F401
 from small_pdf import raw_document
 
 from longread import formats

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+from inline_reader import inline_reader  # noqa: F401
 from pypdf import PdfReader, PdfWriter
 from pypdf.generic import (
     ArrayObject,

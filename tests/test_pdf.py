@@ -8,6 +8,7 @@ import re
 import zlib
 
 import pytest
+from inline_reader import inline_reader  # noqa: F401
 from pypdf import PdfReader, PdfWriter
 from pypdf.constants import PageLabelStyle
 from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
