@@ -18,6 +18,7 @@ from longread.pdf_pypdf import PypdfFile, captured_log
 
 PYPDF, PDFIUM, PDFIUM_ALONE = "pypdf", "pypdfium2", "pypdfium2 alone"
 _REASON_LEN = 160
+_SCAN = "no text; a picture or a scan"
 
 
 class UnreadableError(Exception):
@@ -46,6 +47,7 @@ class PdfFile:
         """
         self._pending: tuple[bytes, str | None] | None = None
         self.repaired = False
+        self._problem = "the page holds nothing"  # or why pypdf cannot open the file
         self._pypdf: PypdfFile | None = None
         self._pdfium: PdfiumFile | None = None
         try:
@@ -93,6 +95,7 @@ class PdfFile:
         if self._pypdf is None and self._pdfium is None:
             raise UnreadableError(problem)
         self.repaired = self.repaired or self._pypdf is None
+        self._problem = problem or self._problem
 
     def _open_pypdf(self, data: bytes, password: str | None) -> None:
         opened = PypdfFile(data)
@@ -133,7 +136,9 @@ class PdfFile:
                 return PageRead(second.text, PDFIUM)
         text, problem_a = self._ask_pypdf(page_idx)
         if text is None and (second is None or not second.text.strip()):
-            return PageRead(None, "", problem=problem_a or problem_b)
+            if self._pypdf is None and second is not None and second.has_ink:
+                return PageRead("", PDFIUM, _SCAN)
+            return PageRead(None, "", problem=problem_a or problem_b or self._problem)
         if text is not None and second is not None and _lacks_letters(second.text, text):
             second = self._ask_pdfium(page_idx, widen=True)[0] or second
         take_second, why = page_choice.choose(text, _second(second))
@@ -141,7 +146,7 @@ class PdfFile:
             return PageRead(second.text, PDFIUM, why.replace("the first engine", PYPDF))
         note = ""
         if not (text or "").strip() and second is not None:
-            note = "no text; a picture or a scan" if second.has_ink else "blank"
+            note = _SCAN if second.has_ink else "blank"
         return PageRead(text or "", PYPDF, note)
 
     def _with_fields(self, page_idx: int, text: str) -> str:
