@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import PurePath
 from typing import BinaryIO
 
 import torch
@@ -54,14 +56,15 @@ def read_documents(
     A record spares extraction and tokenising. Raises DocumentError and its kinds, UsageError for a
     bad `pages`.
     """
-    found, keys = [], []
+    found, keys, shown = [], [], []
     for source in sources:
         raw = read_source(source, stdin=stdin)
+        shown.append(PurePath(raw.source if source != "-" else raw.name))
         parts = (raw.sha256, options_key(raw, pages), tokenizer.identity)
         key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
         record = store.load_record(key, notice=emit) if store else None
         if record is not None:
-            tokenized = TokenizedDocument.from_record(record).renamed(raw.name)
+            tokenized = TokenizedDocument.from_record(record)
         else:
             document = extract(raw, pages=pages, password=password, progress=emit)
             tokenized = tokenize_document(tokenizer, document)
@@ -71,7 +74,20 @@ def read_documents(
             emit(Notice(f"{raw.name}: {warning}"))
         found.append(tokenized)
         keys.append(key)
-    return found, keys
+    names = _distinct_names(shown)
+    return [item.renamed(name) for item, name in zip(found, names, strict=True)], keys
+
+
+def _distinct_names(paths: Sequence[PurePath]) -> list[str]:
+    """File names, with as many of their folders as tell equal ones apart."""
+    names = [path.name for path in paths]
+    for depth in range(2, max(len(path.parts) for path in paths) + 1):
+        counts = Counter(names)
+        names = [
+            str(PurePath(*path.parts[-depth:])) if counts[name] > 1 else name
+            for path, name in zip(paths, names, strict=True)
+        ]
+    return names
 
 
 def fit_prompt(
@@ -113,12 +129,15 @@ def _check_fits(prompt: DocumentPrompt, config: ModelConfig, reserve: int) -> No
     share = max(0, config.window - reserve - (num_tokens - sizes[largest])) / sizes[largest]
     last_page = pages[max(0, int(len(pages) * share * 0.95) - 1)].page_idx + 1
     advice = "choose a model with a longer window (--model)"
-    if share > 0 and len(pages) > 1:
+    if reserve > config.window // 2:
+        advice = "allow a shorter answer (--max-tokens)"
+    elif share > 0 and len(pages) > 1:
         advice = f"read a part with --pages {pages[0].page_idx + 1}-{last_page}, or {advice}"
     raise ContextError(
         f"the documents are {num_tokens:,} tokens and the question and answer need {reserve:,}, "
         f"but the window of {config.name} is {config.window:,}; the largest document is "
-        f"{tokenized.document.name}, {sizes[largest]:,} tokens on {len(pages):,} pages: {advice}"
+        f"{tokenized.document.name}, {sizes[largest]:,} tokens on {len(pages):,} "
+        f"{'page' if len(pages) == 1 else 'pages'}: {advice}"
     )
 
 
@@ -229,4 +248,5 @@ def _prefill_block(
 
     token_ids = torch.from_numpy(prompt.token_ids[cache.length : end]).long()
     decoder.prefill(token_ids, cache, on_layer)
+    decoder.check_finite(cache.block_moment)  # over all queries: before such rows are kept
     return start, cache.export_block(start, end, settings.kv_dtype)

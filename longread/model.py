@@ -135,6 +135,14 @@ class Decoder:
         cache.length = end
         return self._logits(hidden[-1])
 
+    def check_finite(self, computed: Tensor) -> None:
+        """Raise ModelError where what the model computed is no number. Waits for the device."""
+        if not computed.isfinite().all():
+            raise ModelError(
+                f"{self.config.name} computes what is no number: its files are damaged; "
+                f"run `longread models rm {self.config.name}` and try again"
+            )
+
     def _read(
         self,
         token_ids: Tensor,
@@ -192,9 +200,9 @@ class Decoder:
     def _second_moment(self, q: Tensor) -> Tensor:
         """Sum of q q^T for each KV head. q: [T, H_q, D]; returns [H_kv, D, D] fp32."""
         num_kv_heads, head_dim = self.config.num_key_value_heads, self.config.head_dim
-        sampled = q[::_MOMENT_STRIDE].float().transpose(0, 1)  # [H_q, n, D]
+        sampled = q[::_MOMENT_STRIDE].transpose(0, 1)  # [H_q, n, D]
         sampled = sampled.reshape(num_kv_heads, -1, head_dim)
-        return torch.matmul(sampled.transpose(1, 2), sampled)
+        return torch.matmul(sampled.transpose(1, 2), sampled).float()
 
     def _rope_rows(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         if end > self._cos.shape[0]:

@@ -93,10 +93,10 @@ class Session:
         ids = self._question_ids(question)
         start = self._cache.length
         if start + len(ids) >= self._config.window:
+            remedy = "start a new conversation, or undo turns" if self.turns else "shorten it"
             raise ContextError(
-                f"the conversation holds {start:,} tokens and the question {len(ids):,}, but the "
-                f"window of {self._config.name} is {self._config.window:,}: start a new "
-                "conversation, or undo turns"
+                f"{start:,} tokens are in the cache and the question has {len(ids):,}, but the "
+                f"window of {self._config.name} is {self._config.window:,}: {remedy}"
             )
         self._marks.append((start, self._pending_ids))
         self._pending_ids = []
@@ -141,6 +141,7 @@ class Session:
         stream = self._tokenizer.stream_decoder()
         sampler = Sampler(self._sampling, self._decoder.device)
         logits = self._decoder.extend(torch.tensor(ids), self._cache, self._policy, trace)
+        self._decoder.check_finite(logits)
         while True:
             token = sampler.sample(logits)
             token_id = int(token)

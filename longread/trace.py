@@ -58,8 +58,9 @@ class Trace:
         if indices is None:
             grouped = probs.reshape(num_kv_heads, -1, probs.shape[-1]).sum(dim=1)[:, :num_rows]
             self.mass[layer_idx, :, : grouped.shape[1]] += grouped
-            if self.num_steps:
+            if self.num_steps:  # not while the prompt is read, where nothing is selected
                 self._rows_read += probs.shape[-1]
+                self.selected[layer_idx] += probs.shape[0] // num_kv_heads
             return
         self._rows_read += (indices >= 0).sum() / indices.shape[0]
         rows = indices.expand(probs.shape[0], -1) if indices.shape[0] == 1 else indices

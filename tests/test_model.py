@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from longread import model as model_module
+from longread.attention import causal_attention
+from longread.bench.prefill import relative_rms
+from longread.cache import KVCache
 from longread.errors import ContextError, ModelError
 from longread.model import Decoder, choose_device, choose_dtype
 from longread.policies import Dense
@@ -127,6 +130,34 @@ def test_the_window_is_a_limit_with_its_numbers(pair: tuple[Decoder, Tensor, Ten
     assert cache.length == 0
 
 
+def test_chunks_in_bf16_attend_like_one_chunk_in_fp32(device: str) -> None:
+    """The merge of past and chunk, in the dtype and head sizes of real models."""
+    generator = torch.Generator().manual_seed(0)
+    num_rows, start = 1000, 700
+    for head_dim, num_heads, num_kv_heads in ((64, 9, 3), (128, 12, 2), (96, 4, 4), (256, 4, 1)):
+        cache = KVCache(
+            1, num_kv_heads, head_dim, num_rows, device=torch.device(device), dtype=torch.bfloat16
+        )
+        shape = (num_rows, num_kv_heads, head_dim)
+        k, v = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+        cache.write(0, 0, k, v)
+        q = torch.randn(num_rows - start, num_heads, head_dim, generator=generator)
+        q = q.to(device, torch.bfloat16)
+        found = causal_attention(q, cache, 0, start).float()
+        mask = torch.ones(num_rows - start, num_rows, dtype=torch.bool, device=device).tril(start)
+        expected = (
+            torch.nn.functional.scaled_dot_product_attention(
+                q.float().transpose(0, 1)[None],
+                cache.k[0, None].float().repeat_interleave(num_heads // num_kv_heads, 1),
+                cache.v[0, None].float().repeat_interleave(num_heads // num_kv_heads, 1),
+                attn_mask=mask,
+            )[0]
+            .transpose(0, 1)
+            .flatten(1)
+        )
+        assert relative_rms(found, expected) < 0.01
+
+
 def test_unknown_devices_and_dtypes_are_model_errors() -> None:
     with pytest.raises(ModelError, match="no such device"):
         choose_device("gpu please")
@@ -148,7 +179,7 @@ def test_qwen_05b_in_bf16_answers_as_hugging_face(qwen05_dir: Path) -> None:
 
 def _assert_same_answers(model_dir: Path) -> None:
     """The same 16 greedy tokens on three prompts, or logits within 2 % relative RMS."""
-    from longread.bench.prefill import huggingface_model, relative_rms
+    from longread.bench.prefill import huggingface_model
     from longread.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(model_dir)

@@ -14,7 +14,6 @@ import small_bpe
 from longread.chat_format import SYSTEM_PROMPT
 from longread.document import Document, Page, document_text
 from longread.prompt import (
-    QUESTION_INSTRUCTION,
     ChatFormat,
     TokenizedDocument,
     build_prompt,
@@ -147,7 +146,7 @@ def test_nothing_a_user_or_document_says_is_a_special_token(tokenizer: Tokenizer
 def test_questions_stand_between_the_templates_parts(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(small_bpe.save(tmp_path, small_bpe.qwen()))
     ids = question_ids(tokenizer, CHAT, "Who?", ["a.pdf"], True)
-    text = f"\n\n{QUESTION_INSTRUCTION}\nQuestion: Who?<|end|><|start|>answer\n"
+    text = "\n\nQuestion: Who?<|end|><|start|>answer\n"
     assert tokenizer.decode(ids, specials=True) == text
     ids = question_ids(tokenizer, CHAT, "Who?", ["a.pdf", "b.txt"], True)
     assert "Document 1: a.pdf, Document 2: b.txt\nQuestion: Who?" in tokenizer.decode(ids)
@@ -195,7 +194,7 @@ def test_a_real_models_format(smollm2_dir: Path) -> None:
     prompt = build_prompt(tokenizer, chat, [item])
     ids = prompt.token_ids.tolist() + question_ids(tokenizer, chat, "What?", ["a"], True)
     assert tokenizer.decode(ids, specials=True) == (
-        f"{chat.head}Document 1\n\nOne page.\n\n<|im_end|> Another.\n\n{QUESTION_INSTRUCTION}\n"
+        f"{chat.head}Document 1\n\nOne page.\n\n<|im_end|> Another.\n\n"
         f"Question: What?{chat.user_to_assistant}"
     )
     assert len([token_id for token_id in ids if token_id < 17]) == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ import torch
 from filelock import FileLock
 
 from longread.config import Settings
-from longread.errors import ContextError, StoreError, UsageError
+from longread.errors import ContextError, ModelError, StoreError, UsageError
 from longread.events import Answer, Event, Notice, Opened, Progress, Text
 from longread.manifest import BLOCK_LEN
 from longread.session import Session
@@ -432,3 +433,45 @@ def test_a_session_on_the_gpu_reads_what_the_cpu_stored(settings: Settings, docu
     torch.testing.assert_close(
         fresh._cache.k[:, :, rows].cpu(), on_cpu._cache.k[:, :, rows], rtol=1e-3, atol=1e-3
     )
+
+
+def test_documents_of_one_name_are_told_apart_by_their_folders(
+    settings: Settings, tmp_path: Path
+) -> None:
+    paths = [tmp_path / folder / "notes.txt" for folder in ("a/x", "b/x")]
+    for number, path in enumerate(paths):
+        path.parent.mkdir(parents=True)
+        path.write_text(f"Note {number} is about cats. " * 20)
+    opened = _open(Session(settings), *paths)
+    assert [info.name for info in opened.documents] == ["a/x/notes.txt", "b/x/notes.txt"]
+    alone = _open(Session(settings), paths[1])
+    assert alone.documents[0].name == "notes.txt"
+
+
+def test_a_long_answer_that_cannot_fit_is_named_as_the_cause(
+    settings: Settings, document: Path
+) -> None:
+    with pytest.raises(ContextError, match="--max-tokens"):
+        _open(Session(replace(settings, max_tokens=16384)), document)
+
+
+def test_damaged_weights_are_an_error_and_no_empty_answer(
+    settings: Settings, model_dir: Path, document: Path, tmp_path: Path
+) -> None:
+    broken = shutil.copytree(model_dir, tmp_path / "broken")
+    data = bytearray((broken / "model.safetensors").read_bytes())
+    data[-4000:] = b"\xff" * 4000  # NaN in any float dtype
+    (broken / "model.safetensors").write_bytes(data)
+    session = Session(replace(settings, model=str(broken), no_cache=True))
+    _open(session, document)
+    with pytest.raises(ModelError, match="damaged"):
+        _ask(session)
+    assert session.turns == []
+
+
+def test_what_lies_inside_the_window_counts_as_selected(settings: Settings, document: Path) -> None:
+    session = Session(replace(settings, window_size=4096))
+    _open(session, document)
+    selection = _ask(session).selection
+    assert selection.fraction_kept == 1.0
+    assert all(passage.head_share == passage.layer_share == 1.0 for passage in selection.passages)
