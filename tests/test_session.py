@@ -455,18 +455,25 @@ def test_a_long_answer_that_cannot_fit_is_named_as_the_cause(
         _open(Session(replace(settings, max_tokens=16384)), document)
 
 
-def test_damaged_weights_are_an_error_and_no_empty_answer(
+def test_damaged_weights_are_an_error_and_store_nothing(
     settings: Settings, model_dir: Path, document: Path, tmp_path: Path
 ) -> None:
     broken = shutil.copytree(model_dir, tmp_path / "broken")
     data = bytearray((broken / "model.safetensors").read_bytes())
     data[-4000:] = b"\xff" * 4000  # NaN in any float dtype
     (broken / "model.safetensors").write_bytes(data)
-    session = Session(replace(settings, model=str(broken), no_cache=True))
+    with pytest.raises(ModelError, match="damaged"):
+        _open(Session(replace(settings, model=str(broken))), document)
+    assert not list(settings.cache_dir.rglob("block-*"))
+
+
+def test_an_answer_of_no_numbers_is_an_error(settings: Settings, document: Path) -> None:
+    session = Session(settings)
     _open(session, document)
+    session._decoder._norm = session._decoder._norm * torch.nan
     with pytest.raises(ModelError, match="damaged"):
         _ask(session)
-    assert session.turns == []
+    assert session.turns == [] and not session.undo()
 
 
 def test_what_lies_inside_the_window_counts_as_selected(settings: Settings, document: Path) -> None:
