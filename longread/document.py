@@ -24,6 +24,8 @@ from longread.pdf import Password
 
 PAGE_SEPARATOR = "\n\n"  # between pages in what the model reads
 
+_MAX_BYTES = 1 << 30
+_MAX_TEXT_BYTES = 64 << 20  # some 16 million tokens; normalising and tokenising it takes a minute
 _HEADER_LEN = 1024  # a PDF's header may come after mail or HTTP headers
 _MARKDOWN_SUFFIXES = (".md", ".markdown", ".mdown", ".mkd")
 _TEXT_SUFFIXES = (*_MARKDOWN_SUFFIXES, ".txt", ".text", ".rst")
@@ -81,7 +83,7 @@ def read_source(source: str, *, stdin: BinaryIO | None = None) -> RawDocument:
         if source == "-":
             if stdin is None:
                 raise UsageError("`-` reads the document from standard input, and there is none")
-            data = stdin.read()
+            data = stdin.read(_MAX_BYTES + 1)
         else:
             data = _read_file(source, shown)
     except (OSError, ValueError) as exc:  # ValueError: a NUL in the path, or a closed stdin
@@ -90,11 +92,20 @@ def read_source(source: str, *, stdin: BinaryIO | None = None) -> RawDocument:
     if not data:
         raise DocumentError(f"{shown} is empty (0 bytes)")
     name = "stdin" if source == "-" else normalize.clean_line(PurePath(source).name)
-    sha256 = hashlib.sha256(data).hexdigest()
-    return RawDocument(name or shown, shown, kind_of(name, data), sha256, data)
+    kind = kind_of(name, data)
+    limit = _MAX_BYTES if kind in ("pdf", "epub", "docx") else _MAX_TEXT_BYTES
+    if len(data) > limit:
+        raise DocumentError(
+            f"{shown} holds more than {limit >> 20:,} MiB of {kind}, far over any model's window; "
+            "cut it into parts"
+        )
+    return RawDocument(name or shown, shown, kind, hashlib.sha256(data).hexdigest(), data)
 
 
 def _read_file(source: str, shown: str) -> bytes:
+    """A file's bytes, of a larger one than can be read so many that it shows."""
+    if not source:
+        raise DocumentError("a document's name is empty; name a file")
     path = Path(source)
     try:
         mode = path.stat().st_mode
@@ -104,7 +115,8 @@ def _read_file(source: str, shown: str) -> bytes:
         raise DocumentError(f"{shown} is a folder; name the files in it")
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISSOCK(mode):
         raise DocumentError(f"{shown} is a device, not a file; `-` reads standard input")
-    return path.read_bytes()
+    with path.open("rb") as file:
+        return file.read(_MAX_BYTES + 1)
 
 
 def kind_of(name: str, data: bytes) -> str:

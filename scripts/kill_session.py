@@ -127,7 +127,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("document")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     findings = campaign(arguments.model, arguments.document, arguments.rounds, arguments.seed)

@@ -178,3 +178,25 @@ def test_options_key_tells_what_changes_the_text() -> None:
     assert options_key(pdf_file, None) != options_key(text_file, None)
     assert extract(pdf_file).engine in options_key(pdf_file, None)
     assert extract(text_file).engine in options_key(text_file, None)
+
+
+def test_more_text_than_any_model_reads_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "huge.txt"
+    with path.open("wb") as file:
+        file.write(b"words")
+        file.truncate((64 << 20) + 1)
+    with pytest.raises(DocumentError, match="more than 64 MiB of text.*cut it into parts"):
+        read_source(str(path))
+    endless = io.BytesIO(b"word " * 30)
+    monkeypatch.setattr("longread.document._MAX_BYTES", 99)
+    monkeypatch.setattr("longread.document._MAX_TEXT_BYTES", 99)
+    with pytest.raises(DocumentError, match="standard input holds more than"):
+        read_source("-", stdin=endless)
+    assert endless.tell() == 100
+
+
+def test_an_empty_name_is_not_the_working_directory() -> None:
+    with pytest.raises(DocumentError, match="name is empty"):
+        read_source("")
