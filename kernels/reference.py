@@ -43,9 +43,7 @@ def score_ref(q: Tensor, rows: Tensor, row_scale: Tensor | None) -> Tensor:
     q: [H_kv, G, d] already scaled by D ** -0.5; rows: [H_kv, S, d] in any dtype;
     row_scale: [H_kv, S] fp32, or None for 1; returns [H_kv, G, S] fp32.
     """
-    if rows.dtype in (torch.int8, torch.float8_e4m3fn):
-        rows = rows.to(q.dtype)
-    scores = torch.matmul(q.to(rows.dtype), rows.transpose(-1, -2)).float()
+    scores = torch.matmul(q.float(), rows.float().transpose(-1, -2))
     return scores if row_scale is None else scores * row_scale[:, None]
 
 
@@ -100,15 +98,14 @@ def attend_ref(
     """
     num_heads, head_dim = q.shape
     if indices is not None:
-        rows = indices.clamp(min=0)
-        if indices.shape[0] == num_heads:
-            group_size = num_heads // k.shape[0]
-            k, v = k.repeat_interleave(group_size, 0), v.repeat_interleave(group_size, 0)
-        rows = rows.expand(k.shape[0], -1)
-        k = torch.stack([k[h].index_select(0, rows[h]) for h in range(k.shape[0])])
-        v = torch.stack([v[h].index_select(0, rows[h]) for h in range(v.shape[0])])
+        num_sets, num_kv_heads = max(indices.shape[0], k.shape[0]), k.shape[0]
+        rows = indices.clamp(min=0).expand(num_sets, -1)
+        owners = [s * num_kv_heads // num_sets for s in range(num_sets)]
+        k = torch.stack([k[h].index_select(0, rows[s]) for s, h in enumerate(owners)])
+        v = torch.stack([v[h].index_select(0, rows[s]) for s, h in enumerate(owners)])
     grouped = q.reshape(k.shape[0], -1, head_dim)  # [sets of K, heads that share it, D]
-    scores = torch.matmul(grouped, k.transpose(-1, -2)).float() * scale
+    # Logits reach thousands in some heads, where bf16 would round whole units away.
+    scores = torch.matmul(grouped.float(), k.float().transpose(-1, -2)) * scale
     if indices is not None:
         empty = (indices < 0).expand(k.shape[0], -1)
         scores = scores.masked_fill(empty[:, None], float("-inf"))

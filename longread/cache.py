@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+_GROWTH_ROWS = 1024
 BLOCK_ROW_DIMS = {"k": 2, "v": 2, "k_scale": 2, "v_scale": 2, "q_moment": None}
 
 
@@ -63,9 +64,10 @@ class KVCache:
         return 2 * self.k.numel() * self.k.element_size()
 
     def reserve(self, num_rows: int) -> None:
-        """Make room for `num_rows` rows in all; the rows that count stay."""
+        """Make room for `num_rows` rows in all, and some to grow; the rows that count stay."""
         if num_rows <= self.capacity:
             return
+        num_rows = max(num_rows, self.capacity + _GROWTH_ROWS)  # not anew for every token
         layers, heads, _, head_dim = self.k.shape
         for name in ("k", "v"):  # one after the other, so that only one slab exists twice
             old = getattr(self, name)

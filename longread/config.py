@@ -39,10 +39,12 @@ class Budget:
     tokens: int | None = None
     fraction: float | None = None
 
-    def resolve(self, num_rows: int) -> int:
-        """Return the count for a cache of `num_rows` rows, at least 1 and at most `num_rows`."""
+    def resolve(self, num_rows: int) -> int | None:
+        """Return the count for documents of `num_rows` rows, at least 1; None for all rows."""
         if self.tokens is not None:
-            return min(self.tokens, num_rows)
+            return self.tokens
+        if self.fraction == 1.0:
+            return None
         assert self.fraction is not None, "a budget is tokens or a fraction"
         # The subtraction keeps binary fractions from asking for a row more than the decimal says.
         return min(num_rows, max(1, math.ceil(self.fraction * num_rows - 1e-6)))

@@ -1,4 +1,7 @@
-"""From attention to passages: what the answer's tokens looked at, with page and quote.
+"""From attention to passages: what an answer looked at, with page and quote.
+
+What counts is the attention of the question's last token, which begins the answer, and of each
+answer token on the rows selected for it.
 
 Owns the ranking of passages by attention mass; never looks at the model's words, so a quote always
 stands in the document.
@@ -119,9 +122,12 @@ def _passages(prompt: DocumentPrompt) -> list[_Span]:
         text = document_text(tokenized.document)
         page_starts = [*(int(start) for start in tokenized.page_char_starts), len(text)]
         starts = torch.from_numpy(tokenized.char_starts)
+        read_end = int(tokenized.char_ends[-1]) if len(tokenized.char_ends) else 0
         for page_idx, page in enumerate(tokenized.document.pages):
             page_start = page_starts[page_idx]
             for start, end in _cut(page.text):
+                # A document that was cut to fit may end inside a passage.
+                end = min(end, read_end - page_start)
                 chars = torch.tensor([page_start + start, page_start + end])
                 rows = torch.searchsorted(starts, chars.to(starts.dtype)).tolist()
                 if rows[0] < rows[1]:

@@ -57,13 +57,6 @@ class KeyIndex:
         self._rows[:, :, : cache.length] = stored["rows"].to(device)
         self._scale[:, :, : cache.length] = stored["scale"].to(device)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the index rows and their scales; 0 for `exact`."""
-        if self.kind == "exact":
-            return 0
-        return self._rows.numel() + 4 * self._scale.numel()
-
     def append(self, layer_idx: int, start: int, end: int) -> None:
         """Project the cached keys of rows [start, end) of one layer."""
         if self.kind == "exact":

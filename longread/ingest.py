@@ -119,14 +119,13 @@ def fit_prompt(
 def _check_fits(prompt: DocumentPrompt, config: ModelConfig, reserve: int) -> None:
     """Raise ContextError with the numbers where documents and reserve pass the window."""
     num_tokens = len(prompt.token_ids)
-    if num_tokens + reserve <= config.window:
+    sizes = [end - start for start, end in prompt.document_spans]
+    if num_tokens + reserve <= config.window and any(sizes):
         return
-    spans = prompt.document_spans
-    sizes = [end - start for start, end in spans]
     largest = sizes.index(max(sizes))
     tokenized = prompt.documents[largest]
     pages = tokenized.document.pages
-    share = max(0, config.window - reserve - (num_tokens - sizes[largest])) / sizes[largest]
+    share = max(0, config.window - reserve - (num_tokens - sizes[largest])) / max(1, sizes[largest])
     last_page = pages[max(0, int(len(pages) * share * 0.95) - 1)].page_idx + 1
     advice = "choose a model with a longer window (--model)"
     if reserve > config.window // 2:
@@ -248,5 +247,4 @@ def _prefill_block(
 
     token_ids = torch.from_numpy(prompt.token_ids[cache.length : end]).long()
     decoder.prefill(token_ids, cache, on_layer)
-    decoder.check_finite(cache.block_moment)  # over all queries: before such rows are kept
     return start, cache.export_block(start, end, settings.kv_dtype)

@@ -37,7 +37,12 @@ class _Errand:
 
     def wait(self) -> object:
         """In the worker; InterruptedByUser where the call raised, which ends the iteration."""
-        answered, answer = self._answers.get()
+        while True:  # in slices, so that an interruption of the worker comes through
+            try:
+                answered, answer = self._answers.get(timeout=0.2)
+                break
+            except queue.Empty:
+                pass
         if not answered:
             raise InterruptedByUser("interrupted")
         return answer

@@ -96,10 +96,12 @@ class Decoder:
 
         token_ids: [T] int64. Adds the queries' second moments to the cache. on_layer is called
         after each layer with the rows read so far, a chunk counting by the share of its layers.
+        Raises ModelError where damaged weights make rows that are no numbers.
         """
         self._check_window(cache.length + token_ids.shape[0])
         for chunk in token_ids.split(_CHUNK_TOKENS[self.device.type]):
-            self._read(chunk, cache, None, None, on_layer)
+            hidden = self._read(chunk, cache, None, None, on_layer)
+            self.check_finite(hidden)  # each row attends to itself, so this covers keys and values
 
     @torch.inference_mode()
     def extend(
@@ -233,6 +235,10 @@ def choose_device(device: str) -> torch.device:
         raise ModelError(f"device {device!r} is not supported; use auto, cpu or cuda")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("no CUDA GPU was found; use --device cpu, or see `longread doctor`")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ModelError(
+            f"there is no device {device}; this machine has {torch.cuda.device_count()} CUDA GPUs"
+        )
     return chosen
 
 

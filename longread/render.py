@@ -149,7 +149,9 @@ class Screen:
             self.notice(Notice("interrupted; the answer is not complete"))
         elif answer.finish_reason == "length":
             number = count_text(answer.usage.answer_tokens, "token")
-            self.notice(Notice(f"the answer was cut at {number} (--max-tokens)"))
+            self.notice(
+                Notice(f"the answer was cut at {number} (--max-tokens, or the model's window)")
+            )
 
     def selected(self, selection: Selection, documents: Sequence[DocumentInfo]) -> None:
         """Write the most selected passages and the strip; asked for, so --quiet keeps it."""

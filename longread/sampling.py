@@ -36,10 +36,13 @@ class Sampler:
         """logits: [V]; returns the id as a [1] int64 tensor on the same device."""
         if self._params.temperature == 0:
             return logits.argmax(dim=-1, keepdim=True)
-        probs = torch.softmax(logits.float() / self._params.temperature, dim=-1)
+        # In double precision and from the maximum down, so that no temperature overflows.
+        above = (logits - logits.max()).double() / self._params.temperature
+        probs = torch.softmax(above, dim=-1)
         if self._params.top_p < 1:
             # Keep the smallest set of ids whose probabilities reach top_p (arXiv 1904.09751).
             ordered, ids = probs.sort(descending=True)
             outside = ordered.cumsum(dim=-1) - ordered >= self._params.top_p
+            outside[:1] = False
             probs = torch.zeros_like(probs).scatter_(-1, ids, ordered.masked_fill(outside, 0.0))
         return torch.multinomial(probs, 1, generator=self._generator)

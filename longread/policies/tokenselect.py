@@ -20,9 +20,9 @@ from longread.policies.base import Policy, Turn
 
 @dataclass
 class TokenSelect(Policy):
-    """budget, sink_size and window_size are rows; index_dim 0 means a quarter of the head size."""
+    """budget (None: all), sink_size, window_size are rows; index_dim 0: a quarter of the head."""
 
-    budget: int
+    budget: int | None
     vote: str = "group"
     min_votes: int = 1
     index: str = "int8"
@@ -47,7 +47,7 @@ class TokenSelect(Policy):
         assert self._index is not None, "prepare() comes first"
         if layer_idx == 0 or self._kept is None:  # the same rows for every layer of a step
             self._kept = self._always_kept(num_rows, q.device)
-        if self.budget >= num_rows - self._kept.shape[0]:
+        if self.budget is None or self.budget >= num_rows - self._kept.shape[0]:
             return None
         votes = ops.vote(self._index.scores(layer_idx, q, num_rows), self.vote, self.min_votes)
         return ops.select_rows(votes, self._kept, self.budget)
@@ -60,7 +60,7 @@ class TokenSelect(Policy):
                 (num_rows - self.window_size, num_rows),
             )
         )
-        parts, covered = [], 0
+        parts, covered = [torch.arange(0, device=device)], 0
         for start, end in ranges:
             start, end = max(start, covered), min(end, num_rows)
             if start < end:
