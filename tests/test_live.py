@@ -105,3 +105,20 @@ def test_ctrl_c_at_a_question_ends_the_call() -> None:
     with pytest.raises(KeyboardInterrupt):
         list(live(call))
     assert cleaned == [InterruptedByUser]
+
+
+def test_closing_before_a_question_was_asked_does_not_hang() -> None:
+    cleaned = threading.Event()
+
+    def call(live_: Live) -> None:
+        live_.emit(Notice("started"))
+        try:
+            live_.ask(lambda: "never")
+        except InterruptedByUser:
+            cleaned.set()
+            raise
+
+    events = live(call)
+    next(events)
+    events.close()
+    assert cleaned.is_set()

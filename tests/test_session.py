@@ -16,9 +16,11 @@ import torch
 from filelock import FileLock
 
 from longread.config import Settings
+from longread.document import document_text
 from longread.errors import ContextError, ModelError, StoreError, UsageError
 from longread.events import Answer, Event, Notice, Opened, Progress, Text
 from longread.manifest import BLOCK_LEN
+from longread.model import Decoder
 from longread.session import Session
 
 CONSTITUTION = Path(__file__).parent.parent / "sample_docs/us_constitution.txt"
@@ -482,3 +484,109 @@ def test_what_lies_inside_the_window_counts_as_selected(settings: Settings, docu
     selection = _ask(session).selection
     assert selection.fraction_kept == 1.0
     assert all(passage.head_share == passage.layer_share == 1.0 for passage in selection.passages)
+
+
+@pytest.mark.parametrize("part", ("k", "v"))
+def test_damaged_last_layers_are_found_before_their_rows_are_stored(
+    settings: Settings, document: Path, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = Decoder.load.__func__  # type: ignore[attr-defined]
+
+    def load_damaged(model_dir: Path, device: str, dtype: str) -> Decoder:
+        decoder = load(Decoder, model_dir, device, dtype)
+        last = decoder._layers[-1]
+        num_rows = 2 * decoder.config.head_dim
+        rows = slice(-2 * num_rows, -num_rows) if part == "k" else slice(-num_rows, None)
+        qkv = last.qkv.clone()
+        qkv[rows] = torch.nan
+        decoder._layers[-1] = replace(last, qkv=qkv)
+        return decoder
+
+    monkeypatch.setattr(Decoder, "load", load_damaged)
+    with pytest.raises(ModelError, match="damaged"):
+        _open(Session(settings), document)
+    assert not list(settings.cache_dir.rglob("block-*"))
+
+
+def test_truncation_is_announced_and_never_cuts_to_nothing(
+    settings: Settings, tmp_path: Path
+) -> None:
+    document = tmp_path / "long.txt"
+    document.write_text(CONSTITUTION.read_text() * 2)
+    session = Session(replace(settings, truncate=True, no_cache=True, max_tokens=16000))
+    events = list(session.open([str(document)]))
+    messages = [event.message for event in events if isinstance(event, Notice)]
+    assert len(messages) == 1 and "only the first" in messages[0]
+    read = session._prompt.documents[0]
+    answer = _ask(session)
+    text = " ".join(document_text(read.document)[: int(read.char_ends[-1])].split())
+    assert all(passage.text in text for passage in answer.selection.passages)
+    with pytest.raises(ContextError, match="--max-tokens"):
+        _open(Session(replace(settings, truncate=True, max_tokens=16384)), document)
+
+
+@pytest.mark.parametrize("budget", ("100%", "1000000"))
+def test_a_budget_of_everything_keeps_the_answer_and_the_history_too(
+    settings: Settings, document: Path, budget: str
+) -> None:
+    session = Session(replace(settings, budget=budget, max_tokens=60, window_size=4))
+    _open(session, document)
+    assert _ask(session).selection.fraction_kept == 1.0
+    assert _ask(session).selection.fraction_kept == 1.0
+
+
+def test_a_restored_answer_is_history_and_no_question(settings: Settings, document: Path) -> None:
+    live_session, resumed = Session(settings), Session(settings)
+    _open(live_session, document)
+    _ask(live_session, "One?")
+    _open(resumed, document)
+    list(resumed.restore(live_session.turns))
+    live_usage = _ask(live_session, "Two?").usage
+    usage = _ask(resumed, "Two?").usage
+    assert usage.question_tokens == live_usage.question_tokens
+    # The random model's answer holds broken characters, each three bytes when read again.
+    assert 0 <= usage.history_tokens - live_usage.history_tokens <= 3 * settings.max_tokens
+
+
+@pytest.mark.parametrize("sampling", ({"temperature": 1e-40}, {"temperature": 1, "top_p": 1e-50}))
+def test_extreme_sampling_takes_the_likeliest_token(
+    settings: Settings, document: Path, sampling: dict[str, float]
+) -> None:
+    greedy, extreme = Session(settings), Session(replace(settings, **sampling))  # type: ignore[arg-type]
+    _open(greedy, document)
+    _open(extreme, document)
+    assert _ask(extreme).text == _ask(greedy).text
+
+
+def test_no_sinks_and_no_window_are_allowed(settings: Settings, document: Path) -> None:
+    session = Session(replace(settings, sink_size=0, window_size=0, budget="5"))
+    _open(session, document)
+    assert _ask(session).usage.answer_tokens > 0
+
+
+def test_ctrl_c_after_the_last_token_leaves_the_session_in_step(
+    settings: Settings, document: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(settings)
+    _open(session, document)
+    first = _ask(session, "One?")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("longread.session.Evidence", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _ask(session, "Two?")
+    assert len(session.turns) == 1 and session.undo() and not session.undo()
+    again = _ask(session, "One?")
+    assert (again.text, again.usage) == (first.text, first.usage)
+
+
+def test_every_step_of_an_answer_can_be_kept(settings: Settings, document: Path) -> None:
+    session = Session(settings, keep_steps=True)
+    _open(session, document)
+    answer = _ask(session)
+    assert session.trace is not None
+    assert len(session.trace.steps) == session.trace.num_steps >= answer.usage.answer_tokens - 1
+    assert all(indices is not None for step in session.trace.steps for indices in step)
