@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from longread.config import Settings
+
 REPO = Path(__file__).resolve().parent.parent
 
 
@@ -89,3 +91,26 @@ def qwen15_dir() -> Path:
 def device(request: pytest.FixtureRequest) -> str:
     """Each device that the runner supports; CUDA where there is a GPU."""
     return request.param
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model with a window of 16,384 tokens, converted."""
+    import tiny
+
+    root = tmp_path_factory.mktemp("tiny")
+    folder = tiny.save_hf_folder(root / "hf", "qwen2", max_position_embeddings=16384)
+    return tiny.convert(folder, root / "models")
+
+
+@pytest.fixture
+def settings(model_dir: Path, tmp_path: Path) -> Settings:
+    """Settings of a session on the tiny model, with directories of the test's own."""
+    return Settings(
+        model=str(model_dir),
+        dtype="float32",
+        cache_dir=tmp_path / "cache",
+        models_dir=tmp_path / "models",
+        max_tokens=6,
+        window_size=16,
+    )

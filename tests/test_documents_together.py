@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 from small_pdf import make_writer, show, to_bytes
 
@@ -16,25 +15,6 @@ from longread.events import Answer, Notice, Opened
 from longread.session import Session
 
 CONSTITUTION = (Path(__file__).parent.parent / "sample_docs/us_constitution.txt").read_text()
-
-
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("together")
-    folder = tiny.save_hf_folder(root / "hf", "qwen2", max_position_embeddings=16384)
-    return tiny.convert(folder, root / "models")
-
-
-@pytest.fixture
-def settings(model_dir: Path, tmp_path: Path) -> Settings:
-    return Settings(
-        model=str(model_dir),
-        dtype="float32",
-        cache_dir=tmp_path / "cache",
-        models_dir=tmp_path / "models",
-        max_tokens=8,
-        window_size=16,
-    )
 
 
 @pytest.fixture
