@@ -584,7 +584,9 @@ def test_a_full_disk_behind_standard_error_does_not_cost_the_output() -> None:
 
 def test_ctrl_c_again_while_leaving() -> None:
     script = (
+        # A shell starts what it puts in the background with SIGINT ignored.
         "import os, signal, sys; from longread import cli; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "
         "cli._run = lambda *rest: os.kill(os.getpid(), signal.SIGINT); "
         "sys.argv = ['longread']; code = cli.main(); "
         "os.kill(os.getpid(), signal.SIGINT); sys.exit(code)"
