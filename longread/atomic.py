@@ -10,18 +10,17 @@ import errno
 import mmap
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
-from longread.errors import StoreError
+from longread.disk import disk_errors_with
 from longread.events import Notice
 
 TEMP_PREFIX = ".tmp-"
 _CHUNK_BYTES = 1 << 20  # small enough to be hashed while it is still in the CPU's cache
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Damaged(Exception):
@@ -40,18 +39,14 @@ def ignore(notice: Notice) -> None:
     """A NoticeFn for callers that show nothing."""
 
 
-@contextmanager
-def disk_errors(action: str, path: Path) -> Iterator[None]:
-    """Turn an OSError inside the block into a StoreError: `cannot {action} {path}: why; remedy`."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            remedy = "free some space, run `longread cache prune`, or use --no-cache"
-        else:
-            remedy = "set LONGREAD_CACHE_DIR to a directory you can write to, or use --no-cache"
-        reason = error.strerror or str(error)
-        raise StoreError(f"cannot {action} {path}: {reason}; {remedy}") from error
+def disk_errors(action: str, path: Path) -> AbstractContextManager[None]:
+    """Turn an OSError inside the block into a StoreError with a remedy of the cache."""
+    return disk_errors_with(
+        action,
+        path,
+        if_full="free some space, run `longread cache prune`, or use --no-cache",
+        otherwise="set LONGREAD_CACHE_DIR to a directory you can write to, or use --no-cache",
+    )
 
 
 def write_atomic(path: Path, chunks: Iterable[bytes | memoryview]) -> FileStamp:

@@ -18,11 +18,10 @@ from typing import BinaryIO, Protocol
 from longread import history
 from longread.config import Settings
 from longread.errors import InterruptedByUser, StoreError, UsageError
-from longread.events import DocumentInfo, Event, Notice
+from longread.events import DocumentInfo, Event, Notice, PasswordFn
 from longread.history import SavedSession, Turn
 
 STDIN_SOURCE = "-"
-PasswordFn = Callable[[str], str | None]
 FingerprintFn = Callable[[str, BinaryIO | None], str]
 
 

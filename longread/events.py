@@ -26,6 +26,7 @@ class Notice:
 
 ProgressFn = Callable[[Progress], None]
 NoticeFn = Callable[[Notice], None]
+PasswordFn = Callable[[str], str | None]  # a document's name to its password
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from longread_kernels import dispatch as ops
 from torch import Tensor
 
 from longread.cache import KVCache, quantize_rows
+from longread.config import INDEX_NAMES
 from longread.errors import UsageError
 
-INDEX_KINDS = ("exact", "int8", "fp8")
 _FP8 = torch.float8_e4m3fn
 _MAX_STATISTIC_ROWS = 16384
 
@@ -30,8 +30,8 @@ class KeyIndex:
         index_dim: 1 to D, or 0 for D / 4. Raises UsageError for another kind or size.
         """
         head_dim = cache.k.shape[-1]
-        if kind not in INDEX_KINDS:
-            raise UsageError(f"index must be one of {', '.join(INDEX_KINDS)}, not {kind!r}")
+        if kind not in INDEX_NAMES:
+            raise UsageError(f"index must be one of {', '.join(INDEX_NAMES)}, not {kind!r}")
         if not 0 <= index_dim <= head_dim:
             raise UsageError(f"index-dim must be 0 to {head_dim} for this model, not {index_dim}")
         self.kind = kind

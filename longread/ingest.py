@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import BinaryIO
 
@@ -20,7 +20,7 @@ from longread.config import Settings
 from longread.document import extract, options_key, read_source
 from longread.entry import Entry
 from longread.errors import ContextError
-from longread.events import CacheUse, DocumentInfo, Notice, Progress
+from longread.events import CacheUse, DocumentInfo, Notice, PasswordFn, Progress
 from longread.live import Emit
 from longread.manifest import BLOCK_LEN
 from longread.model import Decoder
@@ -38,7 +38,6 @@ from longread.weights import ModelConfig
 
 _KV_LAYOUT = "k,v [L, H_kv, n, D] after RoPE"
 _BYTES_RESERVED = 1.15  # times the bytes of the rows: query statistics and an index come with them
-PasswordFn = Callable[[str], str | None]
 
 
 def read_documents(

@@ -9,7 +9,6 @@ Knows nothing of what stands in the files, except the name in a converted model'
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -17,16 +16,16 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from longread.disk import disk_errors_with
 from longread.errors import StoreError
 from longread.events import Notice, NoticeFn
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _IDENTITY_DIGITS = 16
 TEMP_PREFIX = ".tmp-"
 
@@ -156,15 +155,11 @@ def require_free(directory: Path, num_bytes: int, what: str) -> None:
         )
 
 
-@contextmanager
-def disk_errors(action: str, path: Path) -> Iterator[None]:
-    """Turn an OSError inside the block into a StoreError that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            remedy = "free some space, or choose another LONGREAD_MODELS_DIR"
-        else:
-            remedy = "check the directory, or choose another with LONGREAD_MODELS_DIR"
-        reason = error.strerror or str(error)
-        raise StoreError(f"cannot {action} {path}: {reason}; {remedy}") from error
+def disk_errors(action: str, path: Path) -> AbstractContextManager[None]:
+    """Turn an OSError inside the block into a StoreError with a remedy of the models directory."""
+    return disk_errors_with(
+        action,
+        path,
+        if_full="free some space, or choose another LONGREAD_MODELS_DIR",
+        otherwise="check the directory, or choose another with LONGREAD_MODELS_DIR",
+    )

@@ -18,6 +18,7 @@ from longread.events import (
     Event,
     Notice,
     Opened,
+    PasswordFn,
     Selection,
     Timings,
     Usage,
@@ -25,7 +26,6 @@ from longread.events import (
 from longread.evidence import Evidence
 from longread.history import Turn as PastTurn
 from longread.ingest import (
-    PasswordFn,
     base_key,
     document_info,
     fill_cache,

@@ -10,6 +10,7 @@ import pytest
 from longread.config import (
     OPTION_NAMES,
     POLICY_NAMES,
+    VOTE_NAMES,
     Budget,
     Settings,
     load_settings,
@@ -227,3 +228,9 @@ def test_policy_names_are_the_table_of_policies() -> None:
     from longread.policies import POLICIES
 
     assert set(POLICY_NAMES) == set(POLICIES)
+
+
+def test_vote_names_are_the_votes_of_the_kernels() -> None:
+    from longread_kernels.reference import VOTES
+
+    assert VOTE_NAMES == VOTES

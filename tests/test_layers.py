@@ -14,7 +14,7 @@ from conftest import REPO
 # A file imports only from lower layers, or from its own without cycles. A folder stands for all
 # files in it.
 LAYERS = (
-    "errors values config events plain_text",
+    "errors values config events plain_text disk",
     "document page_ranges formats sections html_text epub docx_text textfile normalize running "
     "completeness page_choice "
     "pdf reader_child pdf_fields pdf_file pdf_layout pdf_pdfium pdf_pypdf pdf_repair reader_pool "

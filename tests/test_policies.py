@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
+from longread_kernels.reference import VOTES
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from longread.cache import KVCache
+from longread.config import INDEX_NAMES
 from longread.evaluate.selection import mass_kept
-from longread.index import INDEX_KINDS
 from longread.model import Decoder
 from longread.policies import POLICIES, Dense, Policy, TokenSelect, Turn
 from longread.trace import Trace
 
-VOTES = ("group", "group-max", "all", "threshold", "none")
 NUM_ROWS, QUESTION_LEN = 400, 20
 
 
@@ -82,7 +82,7 @@ def test_a_budget_of_all_rows_gives_dense_logits(decoder: Decoder, ids: Tensor, 
         torch.testing.assert_close(_ask(decoder, ids, _make(name, budget)), dense)
 
 
-@pytest.mark.parametrize("index", INDEX_KINDS)
+@pytest.mark.parametrize("index", INDEX_NAMES)
 @pytest.mark.parametrize("vote", VOTES)
 def test_all_rows_but_one_are_gathered_and_come_close_to_dense(
     decoder: Decoder, ids: Tensor, vote: str, index: str

@@ -17,11 +17,10 @@ from longread.config import OPTION_NAMES, Settings, load_settings
 from longread.conversation import (
     Conversation,
     FingerprintFn,
-    PasswordFn,
     SessionLike,
     gather,
 )
-from longread.events import Opened
+from longread.events import Opened, PasswordFn
 from longread.plain_text import json_text, one_line
 from longread.render import Screen
 

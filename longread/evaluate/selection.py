@@ -17,8 +17,8 @@ from torch import Tensor
 from longread.cache import KVCache
 from longread.config import Settings
 from longread.errors import DocumentError
-from longread.events import Event, Notice, NoticeFn, Progress, ProgressFn
-from longread.ingest import PasswordFn, fit_prompt, read_documents
+from longread.events import Event, Notice, NoticeFn, PasswordFn, Progress, ProgressFn
+from longread.ingest import fit_prompt, read_documents
 from longread.model import Decoder
 from longread.policies import Policy, Turn, make_policy
 from longread.prompt import ChatFormat
