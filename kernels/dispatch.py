@@ -1,15 +1,97 @@
-"""The one place that chooses an implementation for each op of the decode path.
+"""The one place that chooses an implementation for each op.
 
-Every op runs as its torch twin, on the CPU and on CUDA alike; a Triton kernel for an op is added
-here, behind the same signature, and nowhere else.
+An op runs as its Triton kernel where its tensors are on a GPU that Triton can compile for and in a
+dtype that the kernel takes, and as its torch twin everywhere else.
 """
 
+from __future__ import annotations
+
+import functools
+import importlib.util
+import shutil
+import sysconfig
+
+import torch
+from longread_kernels import reference
 from longread_kernels.reference import attend_ref as attend
 from longread_kernels.reference import rms_norm_ref as rms_norm
-from longread_kernels.reference import rope_ref as rope
 from longread_kernels.reference import score_ref as score
 from longread_kernels.reference import select_rows_ref as select_rows
-from longread_kernels.reference import swiglu_ref as swiglu
 from longread_kernels.reference import vote_ref as vote
+from torch import Tensor
 
-__all__ = ["attend", "rms_norm", "rope", "score", "select_rows", "swiglu", "vote"]
+__all__ = [
+    "add_rms_norm",
+    "attend",
+    "attend_causal",
+    "rms_norm",
+    "rope_append",
+    "score",
+    "select_rows",
+    "swiglu",
+    "triton_missing",
+    "vote",
+]
+
+
+@functools.cache
+def triton_missing(device_idx: int = 0) -> str | None:
+    """Why no Triton kernel can run on a CUDA device, or None where they can."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    major, minor = torch.cuda.get_device_capability(device_idx)
+    if major < 8:
+        return f"its compute capability is {major}.{minor}, and the kernels need 8.0"
+    compilers = (str(sysconfig.get_config_var("CC")).split()[0], "cc", "gcc", "clang")
+    if not any(shutil.which(name) for name in compilers):
+        return "Triton needs a C compiler (gcc or clang)"
+    return None
+
+
+def _on_triton(x: Tensor) -> bool:
+    return (
+        x.is_cuda
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and triton_missing(x.device.index) is None
+    )
+
+
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    if _on_triton(x):
+        from longread_kernels import norm
+
+        return norm.add_rms_norm(x, delta, weight, eps)
+    return reference.add_rms_norm_ref(x, delta, weight, eps)
+
+
+def rope_append(
+    heads: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    k: Tensor,
+    v: Tensor,
+    start: int,
+) -> Tensor:
+    if _on_triton(heads):
+        from longread_kernels import append
+
+        return append.rope_append(heads, cos, sin, norms, eps, k, v, start)
+    return reference.rope_append_ref(heads, cos, sin, norms, eps, k, v, start)
+
+
+def attend_causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    if _on_triton(q):
+        from longread_kernels import prefill
+
+        return prefill.attend_causal(q, k, v, scale)
+    return reference.attend_causal_ref(q, k, v, scale)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    if _on_triton(gate_up):
+        from longread_kernels import linear
+
+        return linear.swiglu(gate_up)
+    return reference.swiglu_ref(gate_up)

@@ -21,6 +21,12 @@ def rms_norm_ref(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
+def add_rms_norm_ref(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum of two [T, C] tensors and its norm, which sees the sum as it was rounded."""
+    total = x + delta
+    return total, rms_norm_ref(total, weight, eps)
+
+
 def rope_ref(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the two halves of each head (RoPE as Hugging Face lays it out).
 
@@ -31,10 +37,81 @@ def rope_ref(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((lower * cos - upper * sin, upper * cos + lower * sin), dim=-1).to(x.dtype)
 
 
+def rope_append_ref(
+    heads: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    k: Tensor,
+    v: Tensor,
+    start: int,
+) -> Tensor:
+    """Norm and rotate the queries and keys of a fused projection; write rows [start, start + T).
+
+    heads: [T, H_q + 2 H_kv, D]; cos, sin: [T, D/2] fp32; norms: the weights [D] of the query and
+    key norms, or None; k, v: slabs [H_kv, capacity, D], written in place. Returns the queries
+    [T, H_q, D].
+    """
+    num_kv_heads, end = k.shape[0], start + heads.shape[0]
+    assert end <= k.shape[1], f"{end} rows do not fit a slab of {k.shape[1]}"
+    sizes = (heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads)
+    new_q, new_k, new_v = heads.split(sizes, dim=1)
+    if norms is not None:
+        new_q, new_k = rms_norm_ref(new_q, norms[0], eps), rms_norm_ref(new_k, norms[1], eps)
+    k[:, start:end] = rope_ref(new_k, cos, sin).transpose(0, 1)
+    v[:, start:end] = new_v.transpose(0, 1)
+    return rope_ref(new_q, cos, sin)
+
+
 def swiglu_ref(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of a fused projection. gate_up: [T, 2 I]; returns [T, I]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
+
+
+def attend_causal_ref(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """T tokens attend to all S - T earlier rows and to each other.
+
+    q: [T, H_q, D]; k, v: [H_kv, S, D], the last T rows being the tokens' own; returns [T, H_q, D].
+    """
+    if q.device.type == "cpu":
+        return _attend_causal_cpu(q.transpose(0, 1)[None], k[None], v[None], scale)
+    # Here, because it brings in torch's compiler, a second of import that the CPU can save.
+    from torch.nn.attention.bias import causal_lower_right
+
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None],
+        k[None],
+        v[None],
+        attn_mask=causal_lower_right(q.shape[0], k.shape[1]),
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[0],
+    )
+    return out[0].transpose(0, 1)
+
+
+def _attend_causal_cpu(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """The past without a mask and the chunk with a causal one, merged by their log-sum-exp.
+
+    torch's CPU kernel knows only the causal mask of a square; a mask tensor in its place made
+    10,240 tokens 15 % slower. q: [1, H_q, T, D]; k, v: [1, H_kv, S, D]; returns [T, H_q, D].
+    """
+    num_heads, num_tokens, head_dim = q.shape[1:]
+    start = k.shape[2] - num_tokens
+    group_size = num_heads // k.shape[1]
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    own_k = k[:, :, start:].repeat_interleave(group_size, 1)
+    own_v = v[:, :, start:].repeat_interleave(group_size, 1)
+    out, own_lse = attend(q, own_k, own_v, 0.0, True, scale=scale)
+    if start > 0:
+        # Without a mask the G heads of a KV head are just more queries of it.
+        past_q = q.reshape(1, k.shape[1], group_size * num_tokens, head_dim)
+        past, past_lse = attend(past_q, k[:, :, :start], v[:, :, :start], 0.0, False, scale=scale)
+        past, past_lse = past.reshape(q.shape), past_lse.reshape(own_lse.shape)
+        own_weight = torch.sigmoid(own_lse - past_lse)[..., None].to(q.dtype)
+        out = torch.lerp(past, out, own_weight)
+    return out[0].transpose(0, 1)
 
 
 def score_ref(q: Tensor, rows: Tensor, row_scale: Tensor | None) -> Tensor:

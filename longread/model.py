@@ -100,8 +100,8 @@ class Decoder:
         """
         self._check_window(cache.length + token_ids.shape[0])
         for chunk in token_ids.split(_CHUNK_TOKENS[self.device.type]):
-            hidden = self._read(chunk, cache, None, None, on_layer)
-            self.check_finite(hidden)  # each row attends to itself, so this covers keys and values
+            normed = self._read(chunk, cache, None, None, on_layer)
+            self.check_finite(normed)  # each row attends to itself, so this covers keys and values
 
     @torch.inference_mode()
     def extend(
@@ -109,12 +109,12 @@ class Decoder:
     ) -> Tensor:
         """Read a question with dense attention to every row; logits [V] fp32 of its last token."""
         self._check_window(cache.length + token_ids.shape[0])
-        hidden = torch.empty(0)
+        normed = torch.empty(0)
         chunks = token_ids.split(_CHUNK_TOKENS[self.device.type])
         for chunk_idx, chunk in enumerate(chunks):
             last = chunk_idx == len(chunks) - 1
-            hidden = self._read(chunk, cache, policy, trace if last else None, None)
-        return self._logits(hidden[-1])
+            normed = self._read(chunk, cache, policy, trace if last else None, None)
+        return self._logits(normed[-1])
 
     @torch.inference_mode()
     def decode(
@@ -127,15 +127,14 @@ class Decoder:
         if trace is not None:
             trace.start_step(end)
         cos, sin = self._rope_rows(start, end)
-        hidden = F.embedding(token_id.to(self.device), self._embed)
+        hidden, normed = self._embedded(token_id)
         for layer_idx, layer in enumerate(self._layers):
-            q, k, v = self._project(layer, hidden, cos, sin)
-            cache.write(layer_idx, start, k, v)
+            q = self._queries(layer, normed, cos, sin, cache, layer_idx)
             policy.appended(layer_idx, start, end)
             attended = decode_attention(q[0], cache, layer_idx, end, policy, trace)
-            hidden = self._finish_layer(layer, hidden, attended[None])
+            hidden, normed = self._finish_layer(layer_idx, hidden, attended[None])
         cache.length = end
-        return self._logits(hidden[-1])
+        return self._logits(normed[-1])
 
     def check_finite(self, computed: Tensor) -> None:
         """Raise ModelError where what the model computed is no number. Waits for the device."""
@@ -157,10 +156,9 @@ class Decoder:
         end = start + token_ids.shape[0]
         cache.reserve(end)
         cos, sin = self._rope_rows(start, end)
-        hidden = F.embedding(token_ids.to(self.device), self._embed)
+        hidden, normed = self._embedded(token_ids)
         for layer_idx, layer in enumerate(self._layers):
-            q, k, v = self._project(layer, hidden, cos, sin)
-            cache.write(layer_idx, start, k, v)
+            q = self._queries(layer, normed, cos, sin, cache, layer_idx)
             if policy is None:
                 cache.add_moment(layer_idx, self._second_moment(q))
             else:
@@ -169,35 +167,50 @@ class Decoder:
             if trace is not None:
                 prompt_mass(q[-1], cache, layer_idx, end, trace)
             attended = causal_attention(q, cache, layer_idx, start)
-            hidden = self._finish_layer(layer, hidden, attended)
+            hidden, normed = self._finish_layer(layer_idx, hidden, attended)
             if on_layer is not None:
                 on_layer(start + (end - start) * (layer_idx + 1) // len(self._layers))
         cache.length = end
-        return hidden
+        return normed
 
-    def _project(
-        self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        config = self.config
-        normed = ops.rms_norm(hidden, layer.input_norm, config.rms_norm_eps)
-        heads = F.linear(normed, layer.qkv, layer.qkv_bias).view(
-            hidden.shape[0], -1, config.head_dim
-        )  # [T, H_q + 2 H_kv, D]
-        num_q, num_kv = config.num_attention_heads, config.num_key_value_heads
-        q, k, v = heads.split((num_q, num_kv, num_kv), dim=1)
+    def _embedded(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The tokens' embeddings and their norm for the first layer, [T, C] both."""
+        hidden = F.embedding(token_ids.to(self.device), self._embed)
+        return hidden, ops.rms_norm(hidden, self._layers[0].input_norm, self.config.rms_norm_eps)
+
+    def _queries(
+        self,
+        layer: _Layer,
+        normed: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        cache: KVCache,
+        layer_idx: int,
+    ) -> Tensor:
+        """Write the tokens' keys and values to the cache; returns the queries [T, H_q, D]."""
+        heads = F.linear(normed, layer.qkv, layer.qkv_bias)
+        heads = heads.view(normed.shape[0], -1, self.config.head_dim)  # [T, H_q + 2 H_kv, D]
+        norms = None
         if layer.q_norm is not None and layer.k_norm is not None:
-            q = ops.rms_norm(q, layer.q_norm, config.rms_norm_eps)
-            k = ops.rms_norm(k, layer.k_norm, config.rms_norm_eps)
-        return ops.rope(q, cos, sin), ops.rope(k, cos, sin), v
+            norms = (layer.q_norm, layer.k_norm)
+        k, v = cache.k[layer_idx], cache.v[layer_idx]
+        eps = self.config.rms_norm_eps
+        return ops.rope_append(heads, cos, sin, norms, eps, k, v, cache.length)
 
-    def _finish_layer(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
-        hidden = hidden + F.linear(attended, layer.o, layer.o_bias)
-        normed = ops.rms_norm(hidden, layer.post_norm, self.config.rms_norm_eps)
-        return hidden + F.linear(ops.swiglu(F.linear(normed, layer.gate_up)), layer.down)
+    def _finish_layer(
+        self, layer_idx: int, hidden: Tensor, attended: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The layer's output and its norm for what comes next, [T, C] both."""
+        layer, eps = self._layers[layer_idx], self.config.rms_norm_eps
+        projected = F.linear(attended, layer.o, layer.o_bias)
+        hidden, normed = ops.add_rms_norm(hidden, projected, layer.post_norm, eps)
+        projected = F.linear(ops.swiglu(F.linear(normed, layer.gate_up)), layer.down)
+        last = layer_idx == len(self._layers) - 1
+        next_norm = self._norm if last else self._layers[layer_idx + 1].input_norm
+        return ops.add_rms_norm(hidden, projected, next_norm, eps)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        normed = ops.rms_norm(hidden[None], self._norm, self.config.rms_norm_eps)
-        return F.linear(normed, self._lm_head)[0].float()
+    def _logits(self, normed: Tensor) -> Tensor:
+        return F.linear(normed[None], self._lm_head)[0].float()
 
     def _second_moment(self, q: Tensor) -> Tensor:
         """Sum of q q^T for each KV head. q: [T, H_q, D]; returns [H_kv, D, D] fp32."""

@@ -130,22 +130,41 @@ def test_places_without_an_eligible_row_are_empty() -> None:
     assert sorted(rows[0].tolist()) == [-1, -1, 0, 2, 4]
 
 
+@pytest.mark.parametrize("normed", (False, True))
 @pytest.mark.parametrize("num_tokens", (1, 65))
-def test_rope_rotates_pairs_of_the_two_halves(num_tokens: int) -> None:
-    x = _random(num_tokens, 3, HEAD_DIM)
+def test_rope_append_rotates_pairs_of_the_two_halves(num_tokens: int, normed: bool) -> None:
+    heads = _random(num_tokens, 3 + 2 * NUM_KV_HEADS, HEAD_DIM)
+    norms = (_random(HEAD_DIM, seed=5), _random(HEAD_DIM, seed=6)) if normed else None
     angles = torch.outer(torch.arange(num_tokens), torch.rand(HEAD_DIM // 2)).double()
-    turned = torch.complex(x[..., :8].double(), x[..., 8:].double()) * torch.polar(
-        torch.ones_like(angles), angles
-    ).unsqueeze(1)
-    expected = torch.cat((turned.real, turned.imag), dim=-1)
-    found = ops.rope(x, angles.cos().float(), angles.sin().float())
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    unit = torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+
+    def expected(x: Tensor, weight: Tensor | None) -> Tensor:
+        x = x.double()
+        if weight is not None:
+            x = x / (x.pow(2).mean(dim=-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+        turned = torch.complex(x[..., : HEAD_DIM // 2], x[..., HEAD_DIM // 2 :]) * unit
+        return torch.cat((turned.real, turned.imag), dim=-1).float()
+
+    k, v = torch.full((2, NUM_KV_HEADS, num_tokens + 5, HEAD_DIM), torch.nan)
+    cos, sin = angles.cos().float(), angles.sin().float()
+    q = ops.rope_append(heads, cos, sin, norms, 1e-6, k, v, 2)
+    written = slice(2, 2 + num_tokens)
+    q_weight, k_weight = norms or (None, None)
+    torch.testing.assert_close(q, expected(heads[:, :3], q_weight))
+    own_k = expected(heads[:, 3 : 3 + NUM_KV_HEADS], k_weight)
+    torch.testing.assert_close(k[:, written], own_k.transpose(0, 1))
+    torch.testing.assert_close(v[:, written], heads[:, 3 + NUM_KV_HEADS :].transpose(0, 1))
+    for slab in (k, v):
+        assert slab[:, :2].isnan().all() and slab[:, 2 + num_tokens :].isnan().all()
 
 
 def test_rms_norm_and_swiglu_equal_their_formulas() -> None:
     x, weight = _random(5, 32), _random(32, seed=1)
     expected = x / (x.pow(2).mean(dim=-1, keepdim=True) + 1e-6).sqrt() * weight
     torch.testing.assert_close(ops.rms_norm(x, weight, 1e-6), expected)
+    total, normed = ops.add_rms_norm(x - 1, torch.ones_like(x), weight, 1e-6)
+    torch.testing.assert_close(total, x)
+    torch.testing.assert_close(normed, expected)
     gate, up = x.chunk(2, dim=-1)
     torch.testing.assert_close(ops.swiglu(x.clone()), gate * torch.sigmoid(gate) * up)
 

@@ -180,11 +180,13 @@ def test_qwen_05b_in_bf16_answers_as_hugging_face(qwen05_dir: Path) -> None:
 def _assert_same_answers(model_dir: Path) -> None:
     """The same 16 greedy tokens on three prompts, or logits within 2 % relative RMS."""
     from longread.bench.prefill import huggingface_model
+    from longread.bench.shapes import load_model
     from longread.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(model_dir)
     decoder = Decoder.load(model_dir, "cpu", "bfloat16")
-    oracle = huggingface_model(model_dir, "cpu", torch.bfloat16)
+    cpu, dtype = torch.device("cpu"), torch.bfloat16
+    oracle = huggingface_model(*load_model(str(model_dir), cpu, dtype), cpu, dtype)
     text = Path(__file__).parent.parent.joinpath("sample_docs/us_constitution.txt").read_text()
     for prompt in ("The capital of France is", text[:3000], "def fibonacci(n):\n"):
         ids = torch.tensor(tokenizer.encode(prompt))

@@ -13,16 +13,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from longread.bench.shapes import load_model
 from longread.errors import LongreadError
 from longread.model import Decoder, choose_device, choose_dtype
 from longread.policies import Dense
-from longread.weights import load_config, load_weights
+from longread.weights import ModelConfig
 
 CONTENDERS = ("longread", "huggingface")
 _TOLERANCE = {torch.bfloat16: 0.02, torch.float32: 1e-4}
@@ -39,12 +41,13 @@ class PrefillRun:
 
 
 def run(
-    model_dir: Path, device: str, dtype: str, num_tokens: int, repeats: int
+    model: str, device: str, dtype: str, num_tokens: int, repeats: int
 ) -> tuple[list[PrefillRun], float]:
     """Time both contenders in turn on random token ids, `repeats` times after one warm-up each.
 
-    Returns the runs and the relative RMS difference of the last logits. Raises LongreadError
-    where they do not match.
+    model: a converted directory, or a name of shapes.SHAPES for random weights. Returns the runs
+    and the relative RMS difference of the last logits. Raises LongreadError where they do not
+    match.
     """
     runs: list[PrefillRun] = []
     logits: dict[str, Tensor] = {}
@@ -52,7 +55,7 @@ def run(
         for repeat in range(repeats):
             for contender in CONTENDERS[:: 1 if repeat % 2 == 0 else -1]:
                 out = Path(directory) / f"{contender}.pt"
-                arguments = [str(model_dir), device, dtype, str(num_tokens), contender, str(out)]
+                arguments = [model, device, dtype, str(num_tokens), contender, str(out)]
                 command = [sys.executable, "-m", "longread.bench.prefill", *arguments]
                 child = subprocess.run(command, capture_output=True, text=True, check=False)
                 if child.returncode != 0:
@@ -76,12 +79,12 @@ def relative_rms(found: Tensor, reference: Tensor) -> float:
     return float((found - reference).pow(2).mean().sqrt() / reference.pow(2).mean().sqrt())
 
 
-def huggingface_model(model_dir: Path, device: str, dtype: torch.dtype) -> torch.nn.Module:
-    """Hugging Face's own model over the converted weights, taken apart again without a copy."""
+def huggingface_model(
+    config: ModelConfig, weights: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype
+) -> torch.nn.Module:
+    """Hugging Face's own model over converted weights, taken apart again without a copy."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = load_config(model_dir)
-    weights = load_weights(model_dir, device=device, dtype=dtype)
     # Our window is capped where a sliding one would begin.
     window = {"sliding_window": None} if config.family == "mistral" else {}
     hf_config = AutoConfig.for_model(
@@ -143,13 +146,13 @@ def huggingface_model(model_dir: Path, device: str, dtype: torch.dtype) -> torch
     return model.eval()
 
 
-def _child(model_dir: Path, device: str, dtype: str, num_tokens: int, contender: str) -> Tensor:
+def _child(name: str, device: str, dtype: str, num_tokens: int, contender: str) -> Tensor:
     torch_device, torch_dtype = choose_device(device), choose_dtype(dtype)
+    config, weights = load_model(name, torch_device, torch_dtype)
     generator = torch.Generator().manual_seed(0)
-    vocab_size = load_config(model_dir).vocab_size
-    token_ids = torch.randint(0, vocab_size, (num_tokens,), generator=generator)
+    token_ids = torch.randint(0, config.vocab_size, (num_tokens,), generator=generator)
     if contender == "longread":
-        decoder = Decoder.load(model_dir, device, dtype)
+        decoder = Decoder(config, weights, torch_device, torch_dtype)
         cache = decoder.new_cache(num_tokens)
 
         def prefill(ids: Tensor) -> None:
@@ -161,7 +164,7 @@ def _child(model_dir: Path, device: str, dtype: str, num_tokens: int, contender:
             return decoder.extend(token_ids[-1:], cache, Dense())
 
     else:
-        model = huggingface_model(model_dir, str(torch_device), torch_dtype)
+        model = huggingface_model(config, weights, torch_device, torch_dtype)
         logits: list[Tensor] = []
 
         def prefill(ids: Tensor) -> None:
@@ -192,5 +195,5 @@ def _synchronize(device: torch.device) -> None:
 
 
 if __name__ == "__main__":
-    _dir, _device, _dtype, _num, _contender, _out = sys.argv[1:]
-    torch.save(_child(Path(_dir), _device, _dtype, int(_num), _contender), _out)
+    _model, _device, _dtype, _num, _contender, _out = sys.argv[1:]
+    torch.save(_child(_model, _device, _dtype, int(_num), _contender), _out)

@@ -133,18 +133,22 @@ def bench_prefill(
 
     from longread import weights
     from longread.bench import prefill
+    from longread.bench.shapes import SHAPES
     from longread.commands.run import Run, table_lines
     from longread.plain_text import size_text
 
     run = Run.start(ctx)
     settings = run.settings
-    try:
-        model_dir = weights.prepare(
-            settings.model, settings.models_dir, run.screen.progress, run.screen.notice
-        )
-    finally:
-        run.screen.stop_progress()
-    runs, difference = prefill.run(model_dir, settings.device, settings.dtype, num_tokens, repeats)
+    model = settings.model
+    if model not in SHAPES:
+        try:
+            model_dir = weights.prepare(
+                model, settings.models_dir, run.screen.progress, run.screen.notice
+            )
+        finally:
+            run.screen.stop_progress()
+        model = str(model_dir)
+    runs, difference = prefill.run(model, settings.device, settings.dtype, num_tokens, repeats)
     rows, rates = [], {}
     for contender in prefill.CONTENDERS:
         mine = [timed for timed in runs if timed.contender == contender]
