@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
-from longread import formats, normalize, pdf, running, sections, textfile
+from longread import formats, normalize, pdf, sections, textfile, typeset
 from longread.errors import DocumentError, NoTextError, UsageError
 from longread.events import Progress, ProgressFn
 from longread.page_ranges import page_list, parse_pages
@@ -176,12 +176,9 @@ def _extract_pdf(
         progress=progress,
     )
     failed = [page.page_idx for page in read.pages if page.text is None]
-    texts = [normalize.join_spaced_letters(page.text or "") for page in read.pages]
-    texts = [normalize.clean_text(text) for text in texts]
-    texts = running.drop_running_lines(texts, [page.page_idx for page in read.pages])
-    texts = [text.strip("\n") for text in normalize.join_hyphens(texts, typeset=True)]
+    texts = typeset.clean_pages(read.pages)
     pages = tuple(
-        Page(page.page_idx, page.label, text, page.engine, page.quality, page.note)
+        Page(page.page_idx, page.label, text, page.engine, page.quality, _page_note(page, text))
         for page, text in zip(read.pages, texts, strict=True)
     )
     if not any(text.strip() for text in texts):
@@ -206,13 +203,18 @@ def _extract_pdf(
             f"the fonts on {page_list(garbled)} do not say which letters they show, so much of "
             "the text is wrong or missing; `ocrmypdf --force-ocr IN.pdf OUT.pdf` reads the pages"
         )
-    blank = [page.page_idx for page in pages if not page.text.strip()]
+    blank = [page.page_idx for page in read.pages if not (page.text or "").strip()]
     blank = sorted(set(blank) - set(failed))
     if blank:
         warnings.append(
             f"no text on {page_list(blank)} (blank or scanned; `ocrmypdf` adds text to scans)"
         )
     return _document(raw, read.engine, read.num_pages_total, pages, warnings)
+
+
+def _page_note(page: pdf.PdfPage, text: str) -> str:
+    is_bare = bool((page.text or "").strip()) and not text.strip()
+    return page.note or ("nothing but a running head or foot" if is_bare else "")
 
 
 def _extract_text(

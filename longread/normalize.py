@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Sequence
 
 # A part of every document record's key: raise it whenever any text could come out differently.
-NORMALIZER = f"normalize 2, unicode {unicodedata.unidata_version}"
+NORMALIZER = f"normalize 3, unicode {unicodedata.unidata_version}"
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LINE_BREAK = re.compile("\r\n|[\r\x0b\x85\u2028\u2029]")
@@ -31,6 +31,8 @@ _WORDS = re.compile(_COMPOUND)
 _LINE_END_HYPHEN = re.compile(
     rf"(?<!{_LETTER})(?<!{_LETTER}-)({_COMPOUND})( ?)[-\u2010]\n({_LETTER}++)"
 )
+
+_PREFIX_LEN = 4  # `semi` and `demi` stand in compounds, and make words without a hyphen too
 
 _RUN_ON_WORD = re.compile(r"[A-Za-z]{25,}")
 _LETTERS = re.compile(r"[A-Za-z]+")
@@ -83,6 +85,7 @@ def join_hyphens(pages: Sequence[str], *, typeset: bool) -> list[str]:
     for page in pages:
         # Without the halves of broken words, which are no words.
         known.update(_WORDS.findall(_LINE_END_HYPHEN.sub(" ", page).lower()))
+    parts = known | {part for word in known if "-" in word for part in word.split("-")}
 
     def join(match: re.Match[str]) -> str:
         left, space, right = match.groups()
@@ -97,7 +100,8 @@ def join_hyphens(pages: Sequence[str], *, typeset: bool) -> list[str]:
             return match[0]
         is_compound = compound in known or "-" in left
         if not is_compound and len(left) > 2 and len(right) > 2:
-            is_compound = left.lower() in known and right.lower() in known
+            is_left = left.lower() in (parts if len(left) > _PREFIX_LEN else known)
+            is_compound = is_left and right.lower() in parts
         return f"{left}-{right}" if is_compound else left + right
 
     return [_LINE_END_HYPHEN.sub(join, page) for page in pages]

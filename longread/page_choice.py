@@ -31,6 +31,7 @@ class Second:
     in_order: bool = True
     on_page: bool = True
     is_turned: bool = False  # the whole page
+    has_marks: bool = False  # raised numbers, notes or a table's head are told apart
 
 
 def bad_share(text: str) -> float:
@@ -105,6 +106,9 @@ def choose(first: str | None, second: Second | None) -> tuple[bool, str]:
             return True, "the first engine's words run together"
         if spaced_a > _SPACED_SHARE and spaced_b < spaced_a:
             return True, "the first engine's letters stand apart"
+        is_glued = num_second < (1 - _GLUED_SHARE) * num_first
+        if second.has_marks and not is_glued and spaced_b <= spaced_a + 0.05:
+            return True, "it has notes, raised numbers or a table's head drawn late"
     return False, ""
 
 

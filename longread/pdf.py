@@ -22,7 +22,8 @@ SelectFn = Callable[[int], Sequence[int]]
 # pypdf reads 30 to 60 plain pages a second on a core, pypdfium2 several hundred: in longer files
 # pypdf is too slow, and reads only the pages that look wrong in pypdfium2's text.
 MANY_PAGES = 200
-_CHOICE = "choice 1"  # raise it whenever another engine could be chosen for a page
+# Raise it whenever another engine could be chosen for a page, or give another text.
+_CHOICE = "choice 2"
 _BROTLI = re.compile(rb"/Brotli(?:Decode)?\b")
 _REASON_LEN = 160
 
@@ -37,6 +38,7 @@ class PdfPage:
     engine: str = ""  # pypdf or pypdfium2
     note: str = ""  # why the second engine was taken, or what the page is
     quality: float = 1.0  # share of the characters that look like text
+    foot_notes: str = ""  # from the page's foot; not in `text`
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,8 @@ def read_pdf(
             problem = problem or clean_line(reply.get("problem") or reply.get("reason") or "")
         label = labels[page_idx] if page_idx < len(labels) else None
         engine, note = reply.get("engine", ""), reply.get("note", "")
-        quality = reply.get("quality", 1.0)
-        pages.append(PdfPage(page_idx, label, text, engine, note, quality))
+        quality, foot_notes = reply.get("quality", 1.0), reply.get("foot_notes", "")
+        pages.append(PdfPage(page_idx, label, text, engine, note, quality, foot_notes))
     return PdfText(engine_name(), num_pages_total, tuple(pages), opened["repaired"], problem)
 
 

@@ -34,6 +34,7 @@ class PageRead:
     note: str = ""  # why the second engine was taken, or what the page is
     problem: str | None = None
     quality: float = 1.0  # share of the characters that look like text
+    foot_notes: str = ""  # from the page's foot; not in `text`
 
 
 class PdfFile:
@@ -128,12 +129,14 @@ class PdfFile:
         if second is not None and not second.on_page:
             return PageRead("", PDFIUM, "its text lies outside the page")
         if first == PDFIUM_ALONE:
-            text = None if second is None else second.text
-            return PageRead(text, PDFIUM, "pypdf takes too long or fails", problem_b)
+            note = "pypdf takes too long or fails"
+            if second is None:
+                return PageRead(None, PDFIUM, note, problem_b)
+            return PageRead(second.text, PDFIUM, note, problem_b, foot_notes=second.foot_notes)
         if first == PDFIUM and second is not None:
             turned = second.rotation == 180
             if not turned and not page_choice.needs_second_opinion(second.text):
-                return PageRead(second.text, PDFIUM)
+                return PageRead(second.text, PDFIUM, foot_notes=second.foot_notes)
         text, problem_a = self._ask_pypdf(page_idx)
         if text is None and (second is None or not second.text.strip()):
             if self._pypdf is None and second is not None and second.has_ink:
@@ -143,7 +146,8 @@ class PdfFile:
             second = self._ask_pdfium(page_idx, widen=True)[0] or second
         take_second, why = page_choice.choose(text, _second(second))
         if take_second and second is not None:
-            return PageRead(second.text, PDFIUM, why.replace("the first engine", PYPDF))
+            why = why.replace("the first engine", PYPDF)
+            return PageRead(second.text, PDFIUM, why, foot_notes=second.foot_notes)
         note = ""
         if not (text or "").strip() and second is not None:
             note = _SCAN if second.has_ink else "blank"
@@ -205,4 +209,6 @@ def _lacks_letters(second: str, first: str) -> bool:
 def _second(page: PdfiumPage | None) -> Second | None:
     if page is None:
         return None
-    return Second(page.text, page.is_rtl, page.in_order, page.on_page, page.rotation != 0)
+    text = f"{page.text}\n{page.foot_notes}" if page.foot_notes else page.text
+    is_turned = page.rotation != 0
+    return Second(text, page.is_rtl, page.in_order, page.on_page, is_turned, page.has_marks)

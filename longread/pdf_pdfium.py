@@ -10,11 +10,12 @@ from __future__ import annotations
 import ctypes
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from longread import pdf_layout
-from longread.pdf_layout import Char
+from longread import page_edits, pdf_layout, pdf_marks
+from longread.page_edits import NO_EDITS, Edits
+from longread.pdf_layout import Char, Rect
 
 HYPHEN = "\ufffe"  # PDFium's mark for a hyphen at a line end, in place of the line break
 _RTL = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]")
@@ -33,13 +34,15 @@ class LockedError(Exception):
 class PdfiumPage:
     """One page's text and the signs that say how it was laid out."""
 
-    text: str
+    text: str  # without the notes at its foot
     is_rtl: bool
     in_order: bool  # the content stream follows the reading order
     on_page: bool  # false where all text lies outside what the page shows
     has_ink: bool
     rotation: int
     has_notes: bool  # form fields, or notes put on it
+    foot_notes: str = ""
+    has_marks: bool = False  # raised numbers, foot notes, or a table's head drawn late
 
 
 class PdfiumFile:
@@ -93,21 +96,43 @@ class PdfiumFile:
         on_page = not rects or any(pdf_layout.touches(rect, box) for rect in rects)
         has_ink = bool(rects) or self._raw.FPDFPage_CountObjects(page.raw) > 0
         in_order = True
+        foot_notes, has_marks = "", False
         vertical = pdf_layout.vertical_text(self._chars(textpage)) if widen else None
         if vertical is not None:
             text = vertical
         elif is_rtl:
             text = self._right_to_left(textpage)
-        elif page.get_rotation() == 0 and (
-            self._is_turned(textpage) or not pdf_layout.in_order(rects)
-        ):
-            ordered = pdf_layout.ordered_text(self._chars(textpage))
-            if ordered is not None:
-                in_order, text = False, ordered
-        text = text.replace(HYPHEN, "-\n")
+        elif page.get_rotation() == 0:
+            edits = self._edits(textpage, rects, text)
+            has_marks = edits.tells
+            body, foot_notes = page_edits.applied(edits, text)
+            ordered = None
+            if self._is_turned(textpage) or not pdf_layout.in_order(rects):
+                ordered = pdf_layout.ordered_text(_edited(self._chars(textpage), edits))
+            in_order, text = ordered is None, body if ordered is None else ordered
+        text, foot_notes = (part.replace(HYPHEN, "-\n") for part in (text, foot_notes))
         has_notes = self._has_notes(page)
         rotation = page.get_rotation()
-        return PdfiumPage(text, is_rtl, in_order, on_page, has_ink, rotation, has_notes)
+        return PdfiumPage(
+            text, is_rtl, in_order, on_page, has_ink, rotation, has_notes, foot_notes, has_marks
+        )
+
+    def _edits(self, textpage: Any, rects: list[Rect], text: str) -> Edits:
+        if len(text) != textpage.count_chars():
+            return NO_EDITS  # characters that Python counts otherwise: the places would be wrong
+
+        def text_of(i: int) -> str:
+            return textpage.get_text_bounded(*rects[i])
+
+        def place_of(i: int) -> int | None:
+            if i == len(rects):
+                return len(text)
+            left, bottom, right, top = rects[i]
+            x, y, first = min(left + 1, (left + right) / 2), (bottom + top) / 2, text_of(i).strip()
+            place = self._raw.FPDFText_GetCharIndexAtPos(textpage.raw, x, y, 2, 2)
+            return place if place >= 0 and first and text[place] == first[0] else None
+
+        return page_edits.edits(pdf_marks.find_marks(rects, text_of), text, place_of)
 
     def _widen_thin_text(self, page: Any) -> None:
         """Give text objects of no width some, or PDFium leaves them out.
@@ -155,6 +180,17 @@ class PdfiumFile:
             text = _char(raw.FPDFText_GetUnicode(page, i))
             chars.append(Char(text, rect.left, rect.bottom, rect.right, rect.top))
         return chars
+
+
+def _edited(chars: list[Char], edits: Edits) -> list[Char]:
+    """The characters as they are written, without notes; raised ones are put on their line."""
+    written = page_edits.without_notes(edits, [char.text for char in chars])
+    for start, end, _ in edits.replaced:
+        if start and chars[start - 1].top > chars[start - 1].bottom:
+            line = chars[start - 1]
+            for i in range(start, end):
+                chars[i] = replace(chars[i], bottom=line.bottom, top=line.top)
+    return [replace(char, text=new) for char, new in zip(chars, written, strict=True) if new]
 
 
 def _char(code: int) -> str:

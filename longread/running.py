@@ -13,9 +13,10 @@ from dataclasses import dataclass
 _EDGE_LINES = 2  # a running head or foot stands in the first or last two lines of its page
 _WIDE_EDGE_LINES = 4  # where notes are drawn before or after a known one
 _EDGE_LINE_LEN = 400  # with the gap between its parts
-_HEAD_LEN = 80  # without
+_HEAD_LEN = 110  # without
 _RUNNING_SHARE = 0.4  # of the pages: heads that alternate between left and right pages have half
 _NUMBERED_SHARE = 0.6  # of the pages: so many page numbers prove that the file has them
+_BARE_SHARE = 0.2  # of the pages may hold nothing but running lines
 _RUNNING_PAGES = 3
 _NUMBERED_PAGES = 10
 # A gap of three spaces sets a page number apart from the head beside it; "Section 7" is content.
@@ -28,7 +29,8 @@ _NUMBER_THEN_HEAD = re.compile(rf"{_NUMBER}\t(\S.*)")
 # With one space, the rest has to look like a title, and not like "Section 7" or "7 members".
 _TITLE_THEN_NUMBER = re.compile(r"(\S.*) (\d{1,5})")
 _NUMBER_THEN_TITLE = re.compile(r"(\d{1,5}) (\S.*)")
-_COUNTED = frozenset(
+# Names of parts that are numbered: `Section 7` is no title beside a page number.
+COUNTED = frozenset(
     "act appendix article book chapter example exercise figure lesson letter part problem "
     "question scene section table volume year".split()
 )
@@ -37,7 +39,7 @@ _ROMAN_VALUES = {"i": 1, "v": 5, "x": 10, "l": 50}
 _NAME_OF_PART = re.compile(
     r"(?i:(?:chapter|section|part|appendix) )?[\dA-Z]{0,4}(?:[.:]\d{1,3})*[.:]? "
 )
-_SPACES = re.compile(r"\s+")
+_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def drop_running_lines(pages: Sequence[str], page_indices: Sequence[int]) -> lis
     file, from 0. Only lines at a page's edge go: page numbers that count with the pages, lines
     that are the same but for such a number, and, in a file that numbers most of its pages, any
     title beside the right number that stands elsewhere too. The first page that shows a head
-    keeps it, and a page keeps everything rather than become empty, so no wording is lost.
+    keeps it, so no wording is lost. Pages that hold nothing else, such as the blank left page
+    before a chapter, become empty, unless many would: then such lines are what the pages say.
     """
     split = [page.split("\n") for page in pages]
     candidates = [
@@ -74,16 +77,16 @@ def drop_running_lines(pages: Sequence[str], page_indices: Sequence[int]) -> lis
     needed = max(_RUNNING_PAGES, round(_RUNNING_SHARE * num_with_text))
     numbered = max(_NUMBERED_PAGES, round(_NUMBERED_SHARE * num_with_text))
     offsets = {offset for offset, number in num_pages_by_offset.items() if number >= numbered}
-    body = _body(split, candidates) if offsets else ""
     running = {
         line
         for line, num_pages in num_pages_by_line.items()
         if num_pages >= (_RUNNING_PAGES if line.is_roman else needed) and not line.is_loose
     }
     heads = {line for line in running if line.head}
+    body = _body(split, candidates, running, offsets)
     seen: set[_Line] = set()
     kept = []
-    for page, lines, page_idx, found in zip(pages, split, page_indices, candidates, strict=True):
+    for lines, page_idx, found in zip(split, page_indices, candidates, strict=True):
         dropped = set()
         wide = _candidates(lines, page_idx, _WIDE_EDGE_LINES) if heads else {}
         for line_idx, line in wide.items():
@@ -99,7 +102,10 @@ def drop_running_lines(pages: Sequence[str], page_indices: Sequence[int]) -> lis
                 if not line.head or _stands_in(line.head, body):
                     dropped.add(line_idx)
         rest = [line for line_idx, line in enumerate(lines) if line_idx not in dropped]
-        kept.append("\n".join(rest) if any(map(str.strip, rest)) else page)
+        kept.append("\n".join(rest) if any(map(str.strip, rest)) else "")
+    num_empty = sum(1 for page, text in zip(pages, kept, strict=True) if page.strip() and not text)
+    if num_empty > _BARE_SHARE * num_with_text:
+        return [text or page for page, text in zip(pages, kept, strict=True)]
     return kept
 
 
@@ -116,20 +122,26 @@ def _settle(candidates: Sequence[dict[int, _Line]], split: Sequence[list[str]]) 
                     found[line_idx] = _Line(text, None)
 
 
-def _body(split: Sequence[list[str]], candidates: Sequence[dict[int, _Line]]) -> str:
-    lines = [
-        line
-        for page, found in zip(split, candidates, strict=True)
-        for line_idx, line in enumerate(page)
-        if line_idx not in found
-    ]
-    return _SPACES.sub(" ", " ".join(lines)).casefold()
+def _body(
+    split: Sequence[list[str]],
+    candidates: Sequence[dict[int, _Line]],
+    running: set[_Line],
+    offsets: set[int],
+) -> str:
+    """The words of all lines but those that may be dropped."""
+    lines = []
+    for page, found in zip(split, candidates, strict=True):
+        for line_idx, text in enumerate(page):
+            line = found.get(line_idx)
+            if line is None or not (line in running or line.number_offset in offsets):
+                lines.append(text)
+    return " ".join(_WORD.findall(" ".join(lines).casefold()))
 
 
 def _stands_in(head: str, body: str) -> bool:
     name = _NAME_OF_PART.match(head)
     title = head[name.end() :] if name else head
-    title = _SPACES.sub(" ", title).strip().casefold()
+    title = " ".join(_WORD.findall(title.casefold()))
     return len(title) > 3 and title in body
 
 
@@ -180,8 +192,8 @@ def _is_title(text: str) -> bool:
         (text[0].isupper() or text[0].isdigit())
         and text[-1] not in ".,;:!?"
         and (text.split()[-1][0].isupper() or text.split()[-1][0].isdigit())
-        and text.split()[-1].casefold() not in _COUNTED
-        and text.split()[0].casefold() not in _COUNTED - {"chapter", "appendix", "part"}
+        and text.split()[-1].casefold() not in COUNTED
+        and text.split()[0].casefold() not in COUNTED - {"chapter", "appendix", "part"}
         and any(map(str.isalpha, text))
     )
 

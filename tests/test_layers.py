@@ -16,9 +16,9 @@ from conftest import REPO
 LAYERS = (
     "errors values config events plain_text disk",
     "document page_ranges formats sections html_text epub docx_text textfile normalize running "
-    "completeness page_choice "
-    "pdf reader_child pdf_fields pdf_file pdf_layout pdf_pdfium pdf_pypdf pdf_repair reader_pool "
-    "tokenizer tokenizer_files tokenizer_tables tiktoken_bpe vocabulary normal_form "
+    "completeness page_choice page_edits typeset contents continued "
+    "pdf reader_child pdf_fields pdf_file pdf_layout pdf_marks pdf_pdfium pdf_pypdf pdf_repair "
+    "reader_pool tokenizer tokenizer_files tokenizer_tables tiktoken_bpe vocabulary normal_form "
     "catalog hub wheels model_files",
     "prompt chat_format "
     "store atomic entry inventory locks manifest prefix records space store_dirs tensorfile "

@@ -171,3 +171,11 @@ def test_quality_warnings() -> None:
     (names,) = quality_warnings(good + "/g18/g152/g135/g148 " * 20)
     assert "no known meaning" in names
     assert quality_warnings(good * 5 + "\uf0b7") == []  # one odd bullet is no alarm
+
+
+def test_words_of_compounds_are_known_where_a_compound_breaks() -> None:
+    page = "default-mysql-server is compatible, and so is mysql-\ncompatible software."
+    assert "mysql-compatible software" in join_hyphens([page], typeset=True)[0]
+    # What stands in front of many words says nothing.
+    page = "A demi-god, as john said of a demi-\njohn."
+    assert "demijohn" in join_hyphens([page], typeset=True)[0]
