@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import accumulate
 
 _WORD = re.compile(r"\w+")
 _ANCHOR_LENS = (6, 3, 1)  # words in a row that are rare in either text hold the texts together
@@ -25,6 +26,17 @@ _SAMPLE_LEN = 8  # words
 
 
 @dataclass(frozen=True)
+class Difference:
+    """Words in a row that are not found in order; indices count words from 0."""
+
+    kind: str  # elsewhere, extra or missing
+    num_words: int
+    read_idx: int | None  # of the first word, None where it is missing
+    expected_idx: int | None  # None where it is extra
+    text: str  # the first words
+
+
+@dataclass(frozen=True)
 class Completeness:
     """Counts in words; `missing` and `extra` show the longest runs, most words first."""
 
@@ -34,6 +46,7 @@ class Completeness:
     num_moved: int  # found elsewhere, in passages of two words or more, such as notes
     missing: tuple[str, ...]
     extra: tuple[str, ...]
+    differences: tuple[Difference, ...] = ()  # the longest of each kind, most words first
 
     @property
     def found_share(self) -> float:
@@ -52,8 +65,11 @@ class Completeness:
         return num_extra / self.num_expected if self.num_expected else float(num_extra > 0)
 
 
-def compare(read: str, expected: str) -> Completeness:
-    """Align the words of `read` with those of `expected`. Memory and time stay near linear."""
+def compare(read: str, expected: str, *, num_differences: int = _MAX_SAMPLES) -> Completeness:
+    """Align the words of `read` with those of `expected`. Memory and time stay near linear.
+
+    num_differences: of each kind, that are named.
+    """
     read_words, expected_words = words(read), words(expected)
     found_read = bytearray(len(read_words))
     found_expected = bytearray(len(expected_words))
@@ -62,14 +78,26 @@ def compare(read: str, expected: str) -> Completeness:
         num_found += length
         found_read[i : i + length] = b"\1" * length
         found_expected[j : j + length] = b"\1" * length
-    num_moved = _mark_moved(read_words, found_read, expected_words, found_expected)
+    moved = _mark_moved(read_words, found_read, expected_words, found_expected)
+    missing, extra = _left(found_expected), _left(found_read)
+    differences = [
+        Difference("elsewhere", length, i, j, _shown(read_words, i, length))
+        for length, i, j in sorted(moved, reverse=True)[:num_differences]
+    ]
+    for length, i in extra[:num_differences]:
+        differences.append(Difference("extra", length, i, None, _shown(read_words, i, length)))
+    for length, j in missing[:num_differences]:
+        differences.append(
+            Difference("missing", length, None, j, _shown(expected_words, j, length))
+        )
     return Completeness(
         len(expected_words),
         len(read_words),
         num_found,
-        num_moved,
-        _samples(expected_words, found_expected),
-        _samples(read_words, found_read),
+        sum(length for length, _, _ in moved),
+        tuple(_shown(expected_words, j, length) for length, j in missing[:_MAX_SAMPLES]),
+        tuple(_shown(read_words, i, length) for length, i in extra[:_MAX_SAMPLES]),
+        tuple(sorted(differences, key=lambda run: -run.num_words)),
     )
 
 
@@ -77,6 +105,11 @@ def words(text: str) -> list[str]:
     """The words of `text` as they are compared."""
     text = unicodedata.normalize("NFKC", text).replace("\xad", "").casefold()
     return [word for run in _WORD.findall(text) for word in run.split("_") if word]
+
+
+def word_starts(parts: Sequence[str]) -> list[int]:
+    """How many words stand before each part; no word goes over from one to the next."""
+    return [0, *accumulate(len(words(part)) for part in parts)][:-1]
 
 
 def _matches(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int]]:
@@ -116,13 +149,16 @@ def _matches(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int
             i, j = anchor_i + length, anchor_j + length
 
 
-def _mark_moved(a: Sequence[str], found_a: bytearray, b: Sequence[str], found_b: bytearray) -> int:
-    """Mark passages left over in both texts as found; returns how many words they have."""
+def _mark_moved(
+    a: Sequence[str], found_a: bytearray, b: Sequence[str], found_b: bytearray
+) -> list[tuple[int, int, int]]:
+    """Mark passages left over in both texts as found; gives (words, start in a, start in b)."""
     places: dict[tuple[str, ...], list[int]] = {}
     for j in range(len(b) - _MOVED_LEN + 1):
         if not any(found_b[j : j + _MOVED_LEN]):
             places.setdefault(tuple(b[j : j + _MOVED_LEN]), []).append(j)
-    num_moved = i = 0
+    moved = []
+    i = 0
     while i <= len(a) - _MOVED_LEN:
         length, start = 0, 0
         if not any(found_a[i : i + _MOVED_LEN]):
@@ -140,9 +176,9 @@ def _mark_moved(a: Sequence[str], found_a: bytearray, b: Sequence[str], found_b:
                     length, start = n, j
         if length >= _MOVED_LEN:
             found_a[i : i + length] = found_b[start : start + length] = b"\1" * length
-            num_moved += length
+            moved.append((length, i, start))
         i += max(length, 1)
-    return num_moved
+    return moved
 
 
 def _anchors(a: Sequence[str], b: Sequence[str], length: int) -> list[tuple[int, int]]:
@@ -178,13 +214,12 @@ def _once(words: Sequence[str], length: int) -> dict[tuple[tuple[str, ...], int]
     return places
 
 
-def _samples(words: Sequence[str], found: bytearray) -> tuple[str, ...]:
-    runs = sorted(
-        ((match.end() - match.start(), match.start()) for match in re.finditer(b"\0+", found)),
-        key=lambda run: (-run[0], run[1]),
-    )
-    shown = []
-    for length, start in runs[:_MAX_SAMPLES]:
-        text = " ".join(words[start : start + min(length, _SAMPLE_LEN)])
-        shown.append(f"{text} (and {length - _SAMPLE_LEN} more)" if length > _SAMPLE_LEN else text)
-    return tuple(shown)
+def _left(found: bytearray) -> list[tuple[int, int]]:
+    """Runs that are not found, as (words, start), the longest first."""
+    runs = ((match.end() - match.start(), match.start()) for match in re.finditer(b"\0+", found))
+    return sorted(runs, key=lambda run: (-run[0], run[1]))
+
+
+def _shown(words: Sequence[str], start: int, length: int) -> str:
+    text = " ".join(words[start : start + min(length, _SAMPLE_LEN)])
+    return f"{text} (and {length - _SAMPLE_LEN} more)" if length > _SAMPLE_LEN else text

@@ -21,7 +21,9 @@ _LETTERS = re.compile(r"[^\W\d_]{1,3}")
 _WORD = re.compile(r"[^\W\d_]{2}")
 _MINUS = ("-", "\u2212")
 _SMALL = 0.8  # of its neighbour's height: what is higher is no raised mark
+_QUOTE = 0.38  # of that height: what is lower is a quotation mark or a dash
 _RAISED = 0.4  # of its neighbour's height: how far a mark's foot stands above the line's
+_MAX_OVER = 0.8  # what stands higher belongs to the line above
 _HARDLY_RAISED = 0.3  # of that height: and so far where it is tiny and a note proves it
 _TINY = 0.6  # of that height
 _LONG = 3.0  # of its own height: three digits or letters are no longer
@@ -30,9 +32,12 @@ _SUNK = 0.15  # of that height: how far a mark's top may stay below the neighbou
 _GAP = 0.5  # of that height: how far a mark may stand from what it belongs to
 _SPACE = 0.2  # of that height: a wider gap after a mark parts words
 _LOW = 1.3  # of a mark's height: what is lower does not show its line's height
+_STOP = 0.5  # of a mark's height: what is lower is a stop, and shows where the line's letters stand
+_LINE = 1.5  # of a mark's height: the letters' there
 _NOTE_GAP = 2.0  # of a line's height, between a note's number and its text
 _NOTE_PITCH = 2.6  # heights between two lines of one note, or of two notes; feet stand lower
 _NOTES_BELOW = 0.6  # of the page's text: notes begin lower than so much from the bottom
+_MAX_STEP = 3  # between the numbers of two notes: one between them may not be known
 _CELL_GAP = 1.0  # heights between two cells of a row
 _LATE = 8.0  # heights: cells of several lines reach no deeper than so before the next one
 _MIN_CELLS = 3
@@ -70,7 +75,7 @@ def find_marks(rects: Sequence[Rect], text_of: TextOf) -> Marks:
         if _NUMBER.fullmatch(label := text_of(i).strip()) and label.isdecimal()
     ]
     # The notes of a page count up, and one of them at least has its mark in the text above.
-    counts = all(int(b.label) == int(a.label) + 1 for a, b in pairwise(starts))
+    counts = all(0 < int(b.label) - int(a.label) <= _MAX_STEP for a, b in pairwise(starts))
     with_mark = {mark.label for mark in starts} & {mark.label for mark in found}
     if not counts or not with_mark:
         starts, with_mark = [], set()
@@ -88,25 +93,29 @@ def _height(rect: Rect) -> float:
 
 def _raised(rects: Sequence[Rect], i: int, text_of: TextOf) -> Raised | None:
     """The raised text of piece `i`, which follows another on its line, smaller and higher."""
-    base, mark = _base(rects, i), rects[i]
+    mark, distance = rects[i], rects[i][0] - rects[i - 1][2]
+    if not -_height(mark) <= distance <= 2 * _height(mark):
+        return None  # most pieces begin a line: they need no second look
+    base = _base(rects, i)
     height = _height(base)
     foot, top = (mark[1] - base[1]) / height, (mark[3] - base[3]) / height
     is_over = foot >= _RAISED and top >= _OVER and _height(mark) <= height
     if not (
-        (_height(mark) <= _SMALL * height or is_over)
+        (_QUOTE * height < _height(mark) <= _SMALL * height or is_over)
         and mark[2] - mark[0] <= _LONG * _height(mark)
         and foot >= _HARDLY_RAISED
-        and -_SUNK <= top <= 0.6
-        and -0.1 * height <= mark[0] - base[2] <= _GAP * height
+        and -_SUNK <= top <= _MAX_OVER
+        and -0.1 * height <= distance <= _GAP * height
     ):
         return None
     is_high = foot >= _RAISED or top >= _OVER
     if not is_high and _height(mark) > _TINY * height:
         return None
+    may_be_letters = foot >= _RAISED and top > 0
     label, first = text_of(i).strip(), i
     is_number = _NUMBER.fullmatch(label)
     # `ave` after the `g` of another piece is small too, and stands above the tail of the `g`.
-    if not is_number and not (_LETTERS.fullmatch(label) and foot >= _RAISED and top > 0):
+    if not is_number and not (may_be_letters and _LETTERS.fullmatch(label)):
         return None
     middle = (rects[i - 1][1] + rects[i - 1][3]) / 2
     if is_number and mark[1] < middle < mark[3] and (sign := text_of(i - 1).strip()) in _MINUS:
@@ -121,12 +130,14 @@ def _raised(rects: Sequence[Rect], i: int, text_of: TextOf) -> Raised | None:
 
 def _base(rects: Sequence[Rect], i: int) -> Rect:
     """What stands before `i`: also a second piece where one is low, as `.` and `n` are."""
-    before = rects[i - 1]
-    if i > 1 and _height(before) < _LOW * _height(rects[i]):
+    before, mark = rects[i - 1], _height(rects[i])
+    if i > 1 and _height(before) < _LOW * mark:
         other = rects[i - 2]
         is_near = -1 <= before[0] - other[2] <= _GAP * _height(other)
         if is_near and other[1] - 1 <= before[3] and before[1] <= other[3] + 1:
             return other[0], min(other[1], before[1]), before[2], max(other[3], before[3])
+    if _height(before) < _STOP * mark:
+        return before[0], before[1], before[2], before[1] + _LINE * mark
     return before
 
 
@@ -139,8 +150,12 @@ def _note_starts(rects: Sequence[Rect]) -> list[int]:
     starts = []
     for i in range(len(rects) - 1):
         mark, text = rects[i], rects[i + 1]
+        if mark[3] > limit or mark[2] - mark[0] > _LONG * _height(mark):
+            continue
+        if i + 2 < len(rects) and _shares_line(text, rects[i + 2]):  # `man` is low by itself
+            text = (text[0], min(text[1], rects[i + 2][1]), text[2], max(text[3], rects[i + 2][3]))
         height = _height(text)
-        if mark[3] > limit or not _height(mark) < height:
+        if _height(mark) > _SMALL * height:
             continue
         if not text[3] > mark[1] >= text[1] + 0.5 * _RAISED * height:
             continue

@@ -136,3 +136,34 @@ def test_marks_are_read_in_long_files_too() -> None:
     document = extract(raw_document(to_bytes(writer)))
     assert {page.engine for page in document.pages} == {"pypdfium2"}
     assert document.pages[100].text == "Number 100 is no 2^5 at all"
+
+
+def test_a_mark_after_a_stop_that_is_a_piece_of_its_own() -> None:
+    # Measured: `any-cpu`, `.` and a mark in a manual's page, its letters spaced.
+    rects: list[Rect] = [
+        (189.1, 381.5, 205.6, 387.7),
+        (206.9, 383.2, 208.0, 384.3),
+        (209.4, 386.9, 211.4, 391.7),
+    ]
+    assert pdf_marks.find_marks(rects, ["cpu", ".", "1"].__getitem__).raised == (
+        Raised(2, "1", None),
+    )
+    # The same digit on the line is none, nor is one after a comma or a dash.
+    for low in ((206.9, 383.2, 208.0, 384.3), (206.9, 381.5, 208.0, 384.3), (206, 386, 210, 386.5)):
+        digit = (211.0, 383.2, 214.4, 389.8)
+        assert pdf_marks.find_marks([low, digit], [".", "1"].__getitem__) == Marks()
+
+
+def test_a_note_that_begins_with_low_letters_and_one_whose_number_is_unknown() -> None:
+    body = [
+        line(f"Line {i} is here.^{i if i in (1, 2, 4) else ''}^", 72, 700 - 14 * i)
+        for i in range(30)
+    ]
+    foot = [
+        note(1, "Let it be.", 200),
+        b"BT /F1 4.8 Tf 72 190 Td 3.2 Ts (2) Tj /F1 8 Tf 0 Ts ( man ) Tj (is Low.) Tj ET",
+        line("* no number", 72, 180, 8),
+        note(4, "End.", 170),
+    ]
+    text = document_text(read([*body, *foot]))
+    assert text.endswith("\n\n[1] Let it be.\n[2] man is Low.\n* no number\n[4] End.")

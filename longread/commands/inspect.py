@@ -12,6 +12,7 @@ from longread.commands import options
 
 if TYPE_CHECKING:
     from longread.commands.run import Run
+    from longread.completeness import Completeness
     from longread.document import Document
 
 
@@ -40,7 +41,8 @@ def inspect(
     """Show pages, tokens and warnings: what the model would see.
 
     For each page: the engine that read it, its length, the share of characters that look like text
-    (quality), and what is particular about it. With --against, how much of a known text was read.
+    (quality), and what is particular about it. With --against, how much of a known text was read;
+    with -v too, where in both the longest differences are.
 
     Tokens are counted where the model is on disk, or is named with --model.
     """
@@ -96,6 +98,7 @@ def _print_completeness(run: Run, document: Document, against: str, *, as_json: 
     raw = read_source(against)
     expected, _ = decode(raw.data, raw.source)
     found = compare(document_text(document), expected)
+    places = _places(found, document, expected)
     if as_json:
         record = dataclasses.asdict(found) | {
             "version": 1,
@@ -105,10 +108,12 @@ def _print_completeness(run: Run, document: Document, against: str, *, as_json: 
             "moved_share": found.moved_share,
             "extra_share": found.extra_share,
         }
+        for difference, (page, line) in zip(record["differences"], places, strict=True):
+            difference |= {"page": page, "line": line}
         run.print_json(record)
         return
     num_extra = found.num_read - found.num_found - found.num_moved
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("document", document.name, ""),
         ("against", raw.name, ""),
         ("words", f"{found.num_expected:,}", ""),
@@ -118,9 +123,41 @@ def _print_completeness(run: Run, document: Document, against: str, *, as_json: 
     ]
     for line in table_lines(("what", "number", "share"), rows)[1:]:
         run.screen.print(line)
+    if run.verbose:
+        rows = [
+            (found_.kind, f"{found_.num_words:,}", str(page or "-"), str(line or "-"), found_.text)
+            for found_, (page, line) in zip(found.differences, places, strict=True)
+        ]
+        run.screen.print()
+        head = ("kind", "words", "page", "line", "text")
+        for row in table_lines(head, rows, "words page line"):
+            run.screen.print(row)
+        return
     for name, samples in (("missing", found.missing), ("extra", found.extra)):
         for sample in samples:
             run.screen.print(f"{name}: {sample}")
+
+
+def _places(
+    found: Completeness, document: Document, expected: str
+) -> list[tuple[int | None, int | None]]:
+    """Of each difference, the page where it begins and the line of the text compared with."""
+    from bisect import bisect_right
+
+    from longread.completeness import word_starts
+
+    pages = word_starts([page.text for page in document.pages])
+    lines = word_starts(expected.split("\n"))
+    places = []
+    for difference in found.differences:
+        page = line = None
+        if difference.read_idx is not None:
+            place = bisect_right(pages, difference.read_idx) - 1
+            page = document.pages[place].page_idx + 1
+        if difference.expected_idx is not None:
+            line = bisect_right(lines, difference.expected_idx)
+        places.append((page, line))
+    return places
 
 
 CountFn = Callable[[str], int]
