@@ -38,6 +38,7 @@ COMMANDS = (
     "bench",
     "bench ask",
     "bench prefill",
+    "bench pages",
 )
 
 

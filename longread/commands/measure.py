@@ -166,3 +166,40 @@ def bench_prefill(
         "runs": [dataclasses.asdict(timed) for timed in runs],
     }
     run.screen.print(json.dumps(record))
+
+
+@bench.command("pages")
+def bench_pages(
+    ctx: typer.Context,
+    documents: Annotated[list[str], typer.Argument(metavar="DOCUMENT", help="Files.")],
+    repeats: Repeats = 3,
+    password: options.Password = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Time the reading of documents: pages a second, processes, and their peak memory together."""
+    import dataclasses
+    import json
+
+    from longread.bench import pages
+    from longread.commands.run import Run, password_asker, table_lines
+    from longread.plain_text import size_text
+
+    run = Run.start(ctx)
+    asker = password_asker(password, run.screen)
+    timed = [pages.run(source, repeats, password=asker) for source in documents]
+    rows = [
+        (
+            times.name,
+            f"{times.num_pages:,}",
+            f"{times.pages_per_s:,.0f}",
+            "-" if times.num_processes is None else str(times.num_processes),
+            "-" if times.peak_bytes is None else size_text(times.peak_bytes),
+        )
+        for times in timed
+    ]
+    head = ("document", "pages", "pages/s", "processes", "peak")
+    for line in table_lines(head, rows, "pages pages/s processes peak"):
+        run.screen.print(line)
+    records = [dataclasses.asdict(times) | {"pages_per_s": times.pages_per_s} for times in timed]
+    run.screen.print(json.dumps({"documents": records}))
