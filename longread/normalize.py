@@ -120,7 +120,9 @@ def join_spaced_letters(text: str) -> str:
 
 def _is_spaced(found: Sequence[str]) -> bool:
     """Whether letters by themselves prevail; dots and the like do not count."""
-    num_single = sum(1 for word in found if len(word) == 1 and word.isalpha())
+    num_single = sum([len(word) == 1 and word.isalpha() for word in found])
+    if num_single <= _SPACED_SHARE * sum([len(word) > 1 and word[0].isalnum() for word in found]):
+        return False  # as on nearly every page; the whole count takes longer
     return num_single > _SPACED_SHARE * sum(1 for word in found if any(map(str.isalnum, word)))
 
 

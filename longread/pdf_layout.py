@@ -68,13 +68,12 @@ def in_order(rects: Sequence[Rect]) -> bool:
         num_body += 1
         first = int((x0 - left) / width * (num_strips - 1))
         last = int((x1 - left) / width * (num_strips - 1))
-        strips = range(max(first, 0), min(last, num_strips - 1) + 1)
-        middle = (y0 + y1) / 2
-        num_above = sum(1 for strip in strips if lowest[strip] < y0 - 0.2 * (y1 - y0))
-        if num_above * 2 > len(strips):
+        strips = slice(max(first, 0), min(last, num_strips - 1) + 1)
+        under, middle = lowest[strips], (y0 + y1) / 2
+        limit = y0 - 0.2 * (y1 - y0)
+        if sum([low < limit for low in under]) * 2 > len(under):
             num_late += 1
-        for strip in strips:
-            lowest[strip] = min(lowest[strip], middle)
+        lowest[strips] = [low if low < middle else middle for low in under]
     return num_late < max(_MIN_LATE, _LATE_SHARE * num_body)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from longread import normalize, pdf, typeset
 from longread.completeness import Completeness, compare, words
@@ -46,15 +46,33 @@ def by_cells(text: str) -> tuple[str, int]:
     return "\n".join(out), num_words
 
 
+def in_notes(lines: Iterable[str]) -> Iterator[bool]:
+    """Of each line, whether it belongs to a collected note."""
+    in_note = False
+    for line in lines:
+        in_note = bool(NOTE.match(line)) or (in_note and (not line or line.startswith("    ")))
+        yield in_note
+
+
 def without_notes(text: str) -> tuple[str, str]:
     """The text without its collected notes, and the notes."""
-    body: list[str] = []
-    notes: list[str] = []
-    in_note = False
-    for line in text.split("\n"):
-        in_note = bool(NOTE.match(line)) or (in_note and (not line or line.startswith("    ")))
-        (notes if in_note else body).append(line)
+    lines = text.split("\n")
+    flags = list(in_notes(lines))
+    body = [line for line, in_note in zip(lines, flags, strict=True) if not in_note]
+    notes = [line for line, in_note in zip(lines, flags, strict=True) if in_note]
     return "\n".join(body), "\n".join(notes)
+
+
+def num_elsewhere_in(found: Completeness, lines: Sequence[str], flags: Iterable[bool]) -> int:
+    """How many of the words that are found elsewhere stand in the lines with a flag."""
+    flagged = [
+        flag for line, flag in zip(lines, flags, strict=True) for _ in range(len(words(line)))
+    ]
+    return sum(
+        sum(flagged[item.expected_idx : item.expected_idx + item.num_words])
+        for item in found.differences
+        if item.kind == "elsewhere" and item.expected_idx is not None
+    )
 
 
 def read_pdf(path: str) -> tuple[str, str, str]:
@@ -98,10 +116,14 @@ def lines(pdf_path: str, text_path: str) -> Iterator[str]:
         yield row("notes apart: the text", compare(bodies, text_body))
         yield row("notes apart: the notes", compare(notes, text_notes))
     yield ""
+    texts = expected.split("\n")
     if num_drawn:
-        yield f"{num_drawn:,} words of the text stand in drawn tables"
+        inside = num_elsewhere_in(found, texts, (bool(ROW.fullmatch(line)) for line in texts))
+        yield f"{num_drawn:,} words stand in drawn tables, {inside:,} of those elsewhere"
     if text_notes:
-        yield f"{len(words(text_notes)):,} words of the text stand in collected notes"
+        inside = num_elsewhere_in(found, texts, in_notes(texts))
+        number = len(words(text_notes))
+        yield f"{number:,} words stand in collected notes, {inside:,} of those elsewhere"
     extra = [item for item in found.differences if item.kind == "extra"]
     numbers = sum(item.num_words for item in extra if NUMBER.fullmatch(item.text))
     chapters = sum(item.num_words for item in extra if item.text.startswith("chapter "))
