@@ -116,9 +116,7 @@ def test_the_command_prints_shares_and_json(tmp_path: Path) -> None:
     assert record["found_share"] == 1.0 and record["extra_share"] == 0.0 and record["version"] == 1
     assert record["differences"] == []
     changed = tmp_path / "changed.txt"
-    changed.write_text(
-        TEXT.replace("perfect", "perfect and lasting", 1), "utf-8"
-    )
+    changed.write_text(TEXT.replace("perfect", "perfect and lasting", 1), "utf-8")
     command[-1] = str(changed)
     done = subprocess.run([*command, "-v"], capture_output=True, text=True)
     assert re.search(r"(?m)^missing +2 +- +\d+  and lasting$", done.stdout)
