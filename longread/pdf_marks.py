@@ -41,6 +41,7 @@ _MAX_STEP = 3  # between the numbers of two notes: one between them may not be k
 _CELL_GAP = 1.0  # heights between two cells of a row
 _LATE = 8.0  # heights: cells of several lines reach no deeper than so before the next one
 _MIN_CELLS = 3
+_MAX_TRIED = 50  # places of a page: each takes a look at all that is drawn before
 _MAX_HEAD = 12  # pieces of a table's head that are drawn late
 _HEAD_HEIGHTS = 4.0  # how far down such a head may go
 
@@ -190,11 +191,14 @@ def _late_head(rects: Sequence[Rect], text_of: TextOf) -> tuple[range, int] | No
         return None
     height = sorted(map(_height, rects))[len(rects) // 2]
     wide = _CELL_GAP * height
-    lowest = rects[0][1]
+    lowest, num_tried = rects[0][1], 0
     for i, rect in enumerate(rects[: 1 - _MIN_CELLS]):
         is_late, lowest = lowest < rect[1] - _LATE * height, min(lowest, rect[1])
         if not is_late or rects[i + 1][0] - rect[2] <= wide:
             continue
+        num_tried += 1
+        if num_tried > _MAX_TRIED:
+            return None
         anchor = _left_of(rects, i)
         if anchor is None or min(r[1] for r in rects[anchor:i]) > rect[1] - _LATE * height:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 from inline_reader import inline_reader  # noqa: F401
@@ -167,3 +168,16 @@ def test_a_note_that_begins_with_low_letters_and_one_whose_number_is_unknown() -
     ]
     text = document_text(read([*body, *foot]))
     assert text.endswith("\n\n[1] Let it be.\n[2] man is Low.\n* no number\n[4] End.")
+
+
+def test_a_page_of_very_many_pieces_takes_no_long_time() -> None:
+    # Two tables side by side, each drawn by rows: every row of the second is late.
+    rows = [
+        (x + 60.0 * k, 10.0 * y, x + 60.0 * k + 20, 10.0 * y + 8)
+        for x in (0.0, 300.0)
+        for y in range(5000, 0, -1)
+        for k in range(4)
+    ]
+    started = time.perf_counter()
+    assert pdf_marks.find_marks(rows, lambda i: "word") == Marks()
+    assert time.perf_counter() - started < 5

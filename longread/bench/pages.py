@@ -46,7 +46,7 @@ def run(source: str, repeats: int = 3, *, password: Password = None) -> PagesTim
     """
     raw = read_source(source)
     read_s = []
-    num_processes = peak_bytes = 0
+    num_processes = peak_bytes = num_pages = 0
     texts = set()
     for _ in range(repeats):
         with _Watch() as watch:
@@ -55,12 +55,13 @@ def run(source: str, repeats: int = 3, *, password: Password = None) -> PagesTim
             read_s.append(time.perf_counter() - started)
         num_processes = max(num_processes, len(watch.peaks))
         peak_bytes = max(peak_bytes, sum(watch.peaks.values()))
+        num_pages = len(document.pages)
         texts.add(document_text(document))
     if len(texts) != 1:
         raise LongreadError(f"{raw.source} reads differently each time: nothing is reported")
     return PagesTimes(
         raw.name,
-        len(document.pages),
+        num_pages,
         len(texts.pop()),
         tuple(read_s),
         num_processes if _PROC.is_dir() else None,
