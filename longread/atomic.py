@@ -96,41 +96,38 @@ def sync_dir(path: Path) -> None:
         os.close(fd)
 
 
-def read_verified(path: Path, stamp: FileStamp) -> mmap.mmap:
-    """The bytes of `path`, in private writable memory, once their size and checksum are right.
+class VerifiedFile:
+    """A file read once from start to end and hashed on the way; `open_verified` makes it."""
 
-    Read, not mapped: a bad sector or a file cut while in use is then an error, not a dead process.
-    Raises Damaged; StoreError where the file may not be opened.
-    """
-    with _open_verified(path, stamp) as fd:
-        buffer = _anonymous_memory(stamp.num_bytes)
-        view = memoryview(buffer)
-        digest = xxhash.xxh3_128()
-        start = 0
-        while start < stamp.num_bytes:
-            num_read = _read_into(fd, view[start : start + _CHUNK_BYTES])
-            digest.update(view[start : start + num_read])
+    def __init__(self, fd: int, num_bytes: int) -> None:
+        self._fd = fd
+        self._left = num_bytes
+        self._digest = xxhash.xxh3_128()
+
+    def fill(self, view: memoryview) -> int:
+        """Read the next bytes into `view`: all of it, or up to the end. Returns how many. Damaged.
+
+        Neither reading nor hashing holds the interpreter's lock.
+        """
+        start, stop = 0, min(len(view), self._left)
+        while start < stop:
+            num_read = _read_into(self._fd, view[start : min(start + _CHUNK_BYTES, stop)])
+            self._digest.update(view[start : start + num_read])
             start += num_read
-        view.release()
-        _compare(digest.hexdigest(), stamp)
-    return buffer
+        self._left -= stop
+        return stop
 
-
-def check_file(path: Path, stamp: FileStamp) -> None:
-    """Verify a file without keeping it in memory. Raises Damaged or StoreError."""
-    with _open_verified(path, stamp) as fd:
-        view = memoryview(bytearray(_CHUNK_BYTES))
-        digest = xxhash.xxh3_128()
-        left = stamp.num_bytes
-        while left:
-            num_read = _read_into(fd, view[: min(left, _CHUNK_BYTES)])
-            digest.update(view[:num_read])
-            left -= num_read
-        _compare(digest.hexdigest(), stamp)
+    def checksum(self) -> str:
+        """Of all bytes read so far, as in FileStamp."""
+        return self._digest.hexdigest()
 
 
 @contextmanager
-def _open_verified(path: Path, stamp: FileStamp) -> Iterator[int]:
+def open_verified(path: Path, stamp: FileStamp) -> Iterator[VerifiedFile]:
+    """A file to read inside the block; what was read is right only once the block has ended.
+
+    Raises Damaged, at the end too; StoreError where the file may not be opened.
+    """
     with disk_errors("read", path):
         try:
             fd = os.open(path, os.O_RDONLY)
@@ -140,9 +137,32 @@ def _open_verified(path: Path, stamp: FileStamp) -> Iterator[int]:
             num_bytes = os.fstat(fd).st_size
             if num_bytes != stamp.num_bytes:
                 raise Damaged(f"has {num_bytes} bytes where {stamp.num_bytes} were written")
-            yield fd
+            file = VerifiedFile(fd, num_bytes)
+            yield file
         finally:
             os.close(fd)
+        if file.checksum() != stamp.checksum:
+            raise Damaged("does not match its checksum")
+
+
+def read_verified(path: Path, stamp: FileStamp) -> mmap.mmap:
+    """The bytes of `path`, in private writable memory, once their size and checksum are right.
+
+    Read, not mapped: a bad sector or a file cut while in use is then an error, not a dead process.
+    Raises Damaged; StoreError where the file may not be opened.
+    """
+    with open_verified(path, stamp) as file:
+        buffer = _anonymous_memory(stamp.num_bytes)
+        with memoryview(buffer) as view:
+            file.fill(view)
+    return buffer
+
+
+def check_file(path: Path, stamp: FileStamp) -> None:
+    """Verify a file without keeping it in memory. Raises Damaged or StoreError."""
+    with open_verified(path, stamp) as file, memoryview(bytearray(_CHUNK_BYTES)) as view:
+        while file.fill(view):
+            pass
 
 
 def _read_into(fd: int, view: memoryview) -> int:
@@ -153,11 +173,6 @@ def _read_into(fd: int, view: memoryview) -> int:
     if num_read == 0:
         raise Damaged("ends too early")
     return num_read
-
-
-def _compare(checksum: str, stamp: FileStamp) -> None:
-    if checksum != stamp.checksum:
-        raise Damaged("does not match its checksum")
 
 
 def _anonymous_memory(num_bytes: int) -> mmap.mmap:

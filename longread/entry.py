@@ -8,9 +8,8 @@ Which entry, its lock and the room for it are store.py's.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,26 +23,18 @@ from longread.atomic import (
     sync_dir,
     write_atomic,
 )
+from longread.block import Block, first_rows, shape_problem
 from longread.events import Notice, NoticeFn
 from longread.manifest import MANIFEST_NAME, TOKENS_NAME, Manifest, block_name, extra_name
 from longread.prefix import SharedBlock, link_or_copy
 from longread.space import Space
-from longread.tensorfile import read_tensors, write_tensors
+from longread.tensorfile import ReadFiles, read_each, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MIN_SHARED_ROWS = 64  # of a block shared in part: fewer are read anew sooner than the donor's block
 _USED_LATE = "an entry was used after its `with` block"
-
-
-@dataclass(frozen=True)
-class Block:
-    """Rows [start, end) of all layers; `start` is a multiple of the block length."""
-
-    start: int
-    end: int
-    tensors: dict[str, Tensor]
 
 
 def mark_used(entry_dir: Path) -> None:
@@ -101,10 +92,13 @@ class Entry:
         self._manifest.expected_bytes = self.num_bytes + num_bytes
         self._save()
 
-    def read_blocks(self, start: int = 0) -> Iterator[Block]:
-        """Rows [start, num_ready), block by block, on the CPU, each verified before it is given.
+    def read_blocks(
+        self, start: int = 0, read: ReadFiles = read_each
+    ) -> Generator[Block, None, None]:
+        """Rows [start, num_ready), block by block, each verified before it is given.
 
-        start: a multiple of the block length. The tensors are the caller's to keep or change.
+        start: a multiple of the block length. The tensors are the caller's to keep or change; they
+        are on the CPU, or where `read` puts them, which may read blocks ahead of the one given.
         A damaged block goes to quarantine with a Notice and ends the iteration, and `num_ready` is
         then where it began. Blocks behind it stay: when `write_block` has filled the gap,
         `num_ready` counts them again. The last block given may end inside a block (its `end` is
@@ -113,14 +107,8 @@ class Entry:
         """
         assert start % self.block_len == 0, f"{start} is inside a block"
         while start < self.num_ready:
-            assert self._is_locked, _USED_LATE
-            block_idx = start // self.block_len
-            is_own = block_idx in self._manifest.blocks
-            block = self._read_own(block_idx) if is_own else self._read_tail()
-            if block is None:
-                return
-            yield block
-            start = block.end
+            is_own = start // self.block_len in self._manifest.blocks
+            start = yield from self._read_own(start, read) if is_own else self._read_tail()
 
     def write_block(self, start: int, end: int, tensors: Mapping[str, Tensor]) -> None:
         """Make rows [start, end) durable: a whole block, or the document's last, shorter one.
@@ -130,7 +118,7 @@ class Entry:
         """
         block_idx = start // self.block_len
         assert (start, end) == self._bounds(block_idx), f"rows {start} to {end} are not a block"
-        problem = self._shape_problem(tensors, end - start)
+        problem = shape_problem(tensors, self._manifest.row_dims, end - start)
         assert problem is None, problem
         stamp = self._write(block_name(block_idx), tensors)
         self._manifest.blocks[block_idx] = stamp
@@ -237,63 +225,51 @@ class Entry:
         assert self._is_locked, _USED_LATE
         self._manifest.save(self._path)
 
-    def _read_own(self, block_idx: int) -> Block | None:
-        start, end = self._bounds(block_idx)
-        stamp = self._manifest.blocks[block_idx]
-        try:
-            tensors = self._load(self._path / block_name(block_idx), stamp, end - start)
-        except Damaged as error:
-            self.drop_damaged(block_name(block_idx), error)
-            return None
-        return Block(start, end, tensors)
+    def _read_own(self, start: int, read: ReadFiles) -> Generator[Block, None, int]:
+        """Give the own blocks from `start` on; returns where they, or the undamaged ones, end."""
+        stamps = self._manifest.blocks
+        last = first = start // self.block_len
+        while last in stamps:
+            last += 1
+        files = [(self._path / block_name(i), stamps[i]) for i in range(first, last)]
+        with closing(read(files)) as tensors_of_blocks:
+            for block_idx in range(first, last):
+                assert self._is_locked, _USED_LATE
+                start, end = self._bounds(block_idx)
+                try:
+                    tensors = self._checked(next(tensors_of_blocks), end - start)
+                except Damaged as error:
+                    self.drop_damaged(block_name(block_idx), error)
+                    return start
+                yield Block(start, end, tensors)
+                start = end
+        return start
 
-    def _read_tail(self) -> Block | None:
+    def _read_tail(self) -> Generator[Block, None, int]:
+        assert self._is_locked, _USED_LATE
         shared = self._tail
         assert shared is not None
         start, end = self._bounds(shared.block_idx)
         try:
-            tensors = self._load(shared.path, shared.stamp, shared.donor_rows)
+            tensors = self._checked(read_tensors(shared.path, shared.stamp), shared.donor_rows)
         except Damaged:  # evicted or damaged: its own entry will deal with it
             self._tail = None
-            return None
-        tensors = self._first_rows(tensors, shared.num_rows, shared.donor_rows)
+            return start
+        row_dims = self._manifest.row_dims
+        tensors = first_rows(tensors, row_dims, shared.num_rows, shared.donor_rows)
         if shared.num_rows == end - start:
             num_bytes = sum(tensor.nbytes for tensor in tensors.values())
             self._make_room(num_bytes)
             self.write_block(start, end, tensors)
-        return Block(start, start + shared.num_rows, tensors)
+        yield Block(start, start + shared.num_rows, tensors)
+        return start + shared.num_rows
 
-    def _load(self, path: Path, stamp: FileStamp, num_rows: int) -> dict[str, Tensor]:
-        tensors = read_tensors(path, stamp)
-        problem = self._shape_problem(tensors, num_rows)
+    def _checked(self, tensors: dict[str, Tensor], num_rows: int) -> dict[str, Tensor]:
+        problem = shape_problem(tensors, self._manifest.row_dims, num_rows)
         if problem is not None:
             raise Damaged(f"holds other tensors ({problem})")
         return tensors
 
-    def _first_rows(
-        self, tensors: Mapping[str, Tensor], num_rows: int, donor_rows: int
-    ) -> dict[str, Tensor]:
-        """Sums over a block's rows (those without a row dimension) are scaled by the share kept."""
-        kept = {}
-        for name, tensor in tensors.items():
-            dim = self._manifest.row_dims[name]
-            if dim is None:
-                kept[name] = tensor * (num_rows / donor_rows)
-            else:
-                kept[name] = tensor.narrow(dim, 0, num_rows)
-        return kept
-
     def _bounds(self, block_idx: int) -> tuple[int, int]:
         start = block_idx * self.block_len
         return start, min(start + self.block_len, self.num_tokens)
-
-    def _shape_problem(self, tensors: Mapping[str, Tensor], num_rows: int) -> str | None:
-        if not tensors:
-            return "no tensors"
-        for name, tensor in tensors.items():
-            if name not in self._manifest.row_dims:
-                return f"{name} is not in row_dims"
-            dim = self._manifest.row_dims[name]
-            if dim is not None and (tensor.dim() <= dim or tensor.shape[dim] != num_rows):
-                return f"{name} of shape {tuple(tensor.shape)} has not {num_rows} rows"
-        return None

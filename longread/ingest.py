@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import PurePath
 from typing import BinaryIO
 
@@ -24,6 +25,7 @@ from longread.events import CacheUse, DocumentInfo, Notice, PasswordFn, Progress
 from longread.live import Emit
 from longread.manifest import BLOCK_LEN
 from longread.model import Decoder
+from longread.pinned import file_reader
 from longread.policies import Policy
 from longread.prompt import (
     ChatFormat,
@@ -33,6 +35,7 @@ from longread.prompt import (
     tokenize_document,
 )
 from longread.store import Store
+from longread.tensorfile import ReadFiles
 from longread.tokenizer import Tokenizer
 from longread.weights import ModelConfig
 
@@ -200,7 +203,7 @@ def fill_cache(
         model=decoder.config.name,
         records=record_keys,
     ) as entry:
-        num_reused = _restore(entry, cache, emit)
+        num_reused = restore(entry, cache, emit)
         if cache.length < len(token_ids):
             row_bytes = cache.num_bytes / cache.capacity
             if settings.kv_dtype == "int8":
@@ -209,7 +212,7 @@ def fill_cache(
         while cache.length < len(token_ids):
             start, block = _prefill_block(prompt, decoder, cache, settings, emit)
             entry.write_block(start, cache.length, block)
-            num_reused += _restore(entry, cache, emit)  # blocks that lie behind a damaged one
+            num_reused += restore(entry, cache, emit)  # blocks that lie behind a damaged one
         if not entry.complete:
             entry.finish()
         cache.by_products = entry
@@ -219,14 +222,18 @@ def fill_cache(
         return CacheUse(hit, num_reused, len(token_ids) - num_reused, entry.num_bytes, entry.key)
 
 
-def _restore(entry: Entry, cache: KVCache, emit: Emit) -> int:
-    """Load the stored rows that follow the cache's; returns how many."""
+def restore(entry: Entry, cache: KVCache, emit: Emit, read: ReadFiles | None = None) -> int:
+    """Load the stored rows that follow the cache's; returns how many.
+
+    read: how to read the entry's files; pinned.py's choice for the cache's device where None.
+    """
     start = cache.length
     if start % BLOCK_LEN:
         return 0
-    for block in entry.read_blocks(start):
-        cache.load_block(block.start, block.end, block.tensors)
-        emit(Progress("restore", block.end, entry.num_tokens, "tokens"))
+    with closing(entry.read_blocks(start, read or file_reader(cache.k.device))) as blocks:
+        for block in blocks:
+            cache.load_block(block.start, block.end, block.tensors)
+            emit(Progress("restore", block.end, entry.num_tokens, "tokens"))
     return cache.length - start
 
 

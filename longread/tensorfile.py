@@ -8,8 +8,8 @@ reads a file again after the bytes were verified.
 from __future__ import annotations
 
 import json
-import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,21 @@ _DTYPE_NAMES = {
 _ALIGNMENT = 8  # bytes; wide types come first, so that each tensor starts at a multiple of its item
 
 
+ReadFiles = Callable[
+    [Sequence[tuple[Path, FileStamp]]], Generator["dict[str, Tensor]", None, None]
+]  # as read_each
+
+
+@dataclass(frozen=True)
+class Span:
+    """A tensor's place in a file: bytes [start, end) from the file's beginning."""
+
+    dtype: torch.dtype
+    shape: list[int]
+    start: int
+    end: int
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> FileStamp:
     """Write `tensors` (any device and stride) atomically to `path`. Raises StoreError."""
     return write_atomic(path, _file_chunks(tensors))
@@ -45,11 +60,20 @@ def read_tensors(path: Path, stamp: FileStamp) -> dict[str, Tensor]:
 
     Raises Damaged where the file is not what `stamp` says; StoreError where it may not be opened.
     """
+    import torch
+
     buffer = read_verified(path, stamp)
     try:
-        return _parse(buffer)
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        data = torch.frombuffer(buffer, dtype=torch.uint8)
+    except ValueError as error:  # no bytes at all
         raise Damaged("is not a safetensors file") from error
+    return tensors_of(data)
+
+
+def read_each(files: Sequence[tuple[Path, FileStamp]]) -> Generator[dict[str, Tensor]]:
+    """The tensors of each file in turn, read when it is asked for; raises as `read_tensors`."""
+    for path, stamp in files:
+        yield read_tensors(path, stamp)
 
 
 def _file_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
@@ -78,23 +102,45 @@ def _file_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
             yield raw.numpy().data
 
 
-def _parse(buffer: mmap.mmap) -> dict[str, Tensor]:
+def tensors_of(data: Tensor) -> dict[str, Tensor]:
+    """The tensors of a file's bytes, as views of them. data: [N] uint8, any device.
+
+    Raises Damaged where the bytes are not a safetensors file.
+    """
     import torch
 
-    header_len = int.from_bytes(buffer[:8], "little")
-    data_start = 8 + header_len
-    header = json.loads(buffer[8:data_start])
-    tensors = {}
-    for name, fields in header.items():
-        if name == "__metadata__":
-            continue
-        dtype: torch.dtype = getattr(torch, _DTYPE_NAMES[fields["dtype"]])
-        start, end = fields["data_offsets"]
-        shape = fields["shape"]
-        count = (end - start) // dtype.itemsize
-        if count == 0:
-            tensors[name] = torch.empty(shape, dtype=dtype)
-            continue
-        flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=data_start + start)
-        tensors[name] = flat.reshape(shape)
-    return tensors
+    # Outside the try: what goes wrong on a device says nothing about the file.
+    header_len = int.from_bytes(_bytes(data[:8]), "little")
+    header = _bytes(data[8 : 8 + min(header_len, data.numel())])
+    try:
+        tensors = {}
+        for name, span in parse_header(header).items():
+            part = data[span.start : span.end]
+            if part.numel() == 0:
+                tensors[name] = torch.empty(span.shape, dtype=span.dtype, device=data.device)
+            else:
+                tensors[name] = part.view(span.dtype).reshape(span.shape)
+        return tensors
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise Damaged("is not a safetensors file") from error
+
+
+def parse_header(header: bytes) -> dict[str, Span]:
+    """Where each tensor lies. header: the JSON that follows the file's first 8 bytes, its length.
+
+    Raises ValueError, KeyError, TypeError or AttributeError where it is none.
+    """
+    import torch
+
+    data_start = 8 + len(header)
+    spans = {}
+    for name, fields in json.loads(header).items():
+        if name != "__metadata__":
+            dtype: torch.dtype = getattr(torch, _DTYPE_NAMES[fields["dtype"]])
+            start, end = fields["data_offsets"]
+            spans[name] = Span(dtype, fields["shape"], data_start + start, data_start + end)
+    return spans
+
+
+def _bytes(data: Tensor) -> bytes:
+    return data.cpu().numpy().tobytes()

@@ -79,10 +79,12 @@ def load_weights(path: Path, *, device: str, dtype: torch.dtype) -> dict[str, Te
     read until it is used, and processes share the memory. Raises ModelError where the file is
     missing, damaged, or not what config.json says.
     """
+    import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     from longread.convert import required_shapes
+    from longread.pinned import load_tensors
 
     config = load_config(path)
     try:
@@ -90,6 +92,11 @@ def load_weights(path: Path, *, device: str, dtype: torch.dtype) -> dict[str, Te
         for name, shape in required_shapes(config).items():
             if tuple(tensors[name].shape) != shape:
                 raise ValueError(f"{name} has shape {list(tensors[name].shape)}")
+        is_stored = all(t.dtype == dtype or name == "inv_freq" for name, t in tensors.items())
+        if torch.device(device).type == "cuda" and is_stored:
+            staged = load_tensors(path / _WEIGHTS_FILE, torch.device(device))
+            if staged is not None:
+                return staged
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise ModelError(
             f"the weights in {path} are damaged ({error}); "

@@ -21,8 +21,8 @@ LAYERS = (
     "reader_pool tokenizer tokenizer_files tokenizer_tables tiktoken_bpe vocabulary normal_form "
     "catalog hub wheels model_files",
     "prompt chat_format "
-    "store atomic entry inventory locks manifest prefix records space store_dirs tensorfile "
-    "weights convert gguf_model gguf_reader hf_model model_config rope",
+    "store atomic block entry inventory locks manifest pinned prefix records space store_dirs "
+    "tensorfile weights convert gguf_model gguf_reader hf_model model_config rope",
     "cache index",
     "policies",
     "attention sampling trace",
