@@ -118,7 +118,7 @@ class _Lane:
         self._chunks = [
             torch.empty(chunk_bytes, dtype=torch.uint8, pin_memory=on_gpu) for _ in range(2)
         ]
-        self._views = [memoryview(chunk.numpy()) for chunk in self._chunks]
+        self._views = [memoryview(chunk.numpy().data) for chunk in self._chunks]
         self._stream = torch.cuda.Stream(device) if on_gpu else None
         # Blocking: a thread that waits for the link leaves its core to those that read.
         self._copied = [torch.cuda.Event(blocking=True) for _ in range(2)] if on_gpu else []
