@@ -41,10 +41,10 @@ def tiny_shape(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_each_kind_is_timed_in_turn(device: str, dtype: str, tmp_path: Path) -> None:
     num_rows = 4096 + 333 if dtype == "bfloat16" else 100
     row_bytes = ROW_BYTES * (1 if dtype == "bfloat16" else 2)
-    runs = load.run("tiny", device, dtype, num_rows * row_bytes + 5, repeats=2, num_threads=2)
-    kinds = [load.COPY, load.RESTORE, load.WEIGHTS]
+    runs = load.run("tiny", device, dtype, num_rows * row_bytes + 5, repeats=2, readers=[2])
+    kinds = [load.COPY, load.RESTORE, load.MAPPED]
     if device == "cuda":
-        kinds.insert(2, load.PLAIN)
+        kinds[2:] = [load.PLAIN, "restore, 2 threads", load.WEIGHTS]
     assert [timed.what for timed in runs] == 2 * kinds
     assert runs[1].num_bytes == pytest.approx(num_rows * row_bytes, rel=0.5)
     assert runs[0].gb_per_s == runs[0].num_bytes / runs[0].seconds / 1e9

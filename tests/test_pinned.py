@@ -156,6 +156,48 @@ def test_a_copy_that_fails_in_the_middle_frees_its_lane(files, device: str, monk
         list(_reader(device)(files[0]))
 
 
+class _LateTensor(Tensor):
+    """A target whose copies are done only when the event after them is waited for."""
+
+    under_way: list[tuple[Tensor, Tensor]] = []
+
+    def copy_(self, source: Tensor, non_blocking: bool = False) -> Tensor:
+        assert non_blocking
+        self.under_way.append((self.as_subclass(Tensor), source))
+        return self
+
+
+class _LateEvent:
+    def __init__(self) -> None:
+        self.copies: list[tuple[Tensor, Tensor]] = []
+
+    def record(self) -> None:
+        self.copies, _LateTensor.under_way[:] = _LateTensor.under_way[:], []
+
+    def synchronize(self) -> None:
+        for target, source in self.copies:
+            target.copy_(source)
+        self.copies = []
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 64, 333, 500, 999, 1000])
+def test_a_buffer_is_filled_anew_only_when_its_bytes_are_there(chunk_bytes: int) -> None:
+    content = torch.randint(0, 256, (1000,), dtype=torch.uint8)
+    target = torch.zeros_like(content)
+    position = 0
+
+    def fill(view: memoryview) -> int:
+        nonlocal position
+        view[:] = content[position : position + len(view)].numpy().data
+        position += len(view)
+        return len(view)
+
+    lane = pinned._Lane(torch.device("cpu"), chunk_bytes, threading.Event())
+    lane._copied = [_LateEvent(), _LateEvent()]
+    lane.copy(fill, target.as_subclass(_LateTensor))
+    assert torch.equal(target, content)
+
+
 def test_closing_stops_a_thread_between_two_buffers(tmp_path: Path, device: str) -> None:
     target = torch.empty(1000, dtype=torch.uint8, device=device)
     filled = threading.Event()

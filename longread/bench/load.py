@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +27,13 @@ from longread.errors import LongreadError, UsageError
 from longread.ingest import restore
 from longread.manifest import BLOCK_LEN
 from longread.model import choose_device, choose_dtype
-from longread.pinned import NUM_THREADS, file_reader
+from longread.pinned import file_reader
 from longread.store import Store
 from longread.tensorfile import ReadFiles, read_each
 from longread.weights import ModelConfig, load_weights
 
-COPY, RESTORE, PLAIN, WEIGHTS = "copy", "restore", "restore, unpinned", "weights"
+COPY, RESTORE, PLAIN = "copy", "restore", "restore, unpinned"
+WEIGHTS, MAPPED = "weights", "weights, mapped"
 _COPY_BYTES = 256 << 20  # of a buffer: more than a CPU's caches hold
 _NUM_COPIES = 8
 _PAGE_BYTES = 4096
@@ -69,14 +70,15 @@ def run(
     kv_bytes: int,
     repeats: int = 3,
     *,
-    num_threads: int = NUM_THREADS,
+    readers: Sequence[int] = (),
     with_weights: bool = True,
 ) -> list[Timed]:
     """Time each kind in turn, `repeats` times, with no warm-up: the first runs pin the buffers.
 
     model: a name of shapes.SHAPES. kv_bytes: what the entry holds, less at most one row. On a GPU
-    the rows are also restored without pinned buffers. Raises LongreadError where rows or weights
-    are not those that were written, UsageError for another model, StoreError for a full disk.
+    the rows are also restored without pinned buffers, and by each number of threads in `readers`.
+    Raises LongreadError where rows or weights are not those that were written, UsageError for
+    another model, StoreError for a full disk.
     """
     if model not in SHAPES:
         raise UsageError(f"no shape {model!r}; choose one of {', '.join(SHAPES)}")
@@ -86,12 +88,17 @@ def run(
         rows = _Rows(directory / "cache", config, torch_device, torch_dtype, kv_bytes)
         kinds = {
             COPY: _copies(torch_device),
-            RESTORE: rows.restored_by(file_reader(torch_device, num_threads)),
+            RESTORE: rows.restored_by(file_reader(torch_device)),
         }
         if torch_device.type == "cuda":
             kinds[PLAIN] = rows.restored_by(read_each)
+            for num_threads in readers:
+                read = file_reader(torch_device, num_threads)
+                kinds[f"{RESTORE}, {num_threads} threads"] = rows.restored_by(read)
         if with_weights:
-            kinds[WEIGHTS] = _loaded_weights(directory, config, torch_device, torch_dtype)
+            kinds[WEIGHTS if torch_device.type == "cuda" else MAPPED] = _loaded_weights(
+                directory, config, torch_device, torch_dtype
+            )
         for path in directory.rglob("*.safetensors"):
             _warm(path)
         timed = []
@@ -217,7 +224,7 @@ class _OnDevice:
 def _loaded_weights(
     directory: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> _Kind:
-    """A random model on disk, loaded; on the CPU, where it is mapped, every page is touched."""
+    """A random model on disk, loaded; on the CPU nothing moves, but every page is touched."""
     expected = random_weights(config, device, dtype)
     outputs = [
         OutputTensor(name, tuple(tensor.shape), tensor.dtype, (_OnDevice(tensor),))

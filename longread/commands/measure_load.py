@@ -18,9 +18,9 @@ def bench_load(
     gib: Annotated[
         float, typer.Option("--gib", metavar="N", min=1e-4, help="Size of the cache entry, GiB.")
     ] = 2.0,
-    threads: Annotated[
-        int | None,
-        typer.Option("--threads", metavar="N", min=1, help="Files read at once, for a GPU."),
+    readers: Annotated[
+        list[int] | None,
+        typer.Option("--readers", metavar="N", min=1, help="On a GPU, time N threads as well."),
     ] = None,
     kv_only: Annotated[bool, typer.Option("--kv-only", help="Leave the weights out.")] = False,
     repeats: Repeats = 3,
@@ -40,14 +40,14 @@ def bench_load(
     from longread.plain_text import size_text
 
     run = Run.start(ctx)
-    settings, num_threads = run.settings, threads or NUM_THREADS
+    settings = run.settings
     runs = load.run(
         model,
         settings.device,
         settings.dtype,
         int(gib * 2**30),
         repeats,
-        num_threads=num_threads,
+        readers=readers or (),
         with_weights=not kv_only,
     )
     rates: dict[str, list[float]] = {}
@@ -65,7 +65,7 @@ def bench_load(
         run.screen.print(line)
     record = {
         "model": model,
-        "threads": num_threads,
+        "readers": NUM_THREADS,
         "gb_per_s": medians,
         "ratio": ratios[load.RESTORE],
         "weights_ratio": ratios.get(load.WEIGHTS),
