@@ -24,6 +24,7 @@ __all__ = [
     "add_rms_norm",
     "attend",
     "attend_causal",
+    "on_triton",
     "rms_norm",
     "rope_append",
     "score",
@@ -48,7 +49,8 @@ def triton_missing(device_idx: int = 0) -> str | None:
     return None
 
 
-def _on_triton(x: Tensor) -> bool:
+def on_triton(x: Tensor) -> bool:
+    """Whether ops on this tensor run as Triton kernels."""
     return (
         x.is_cuda
         and x.dtype in (torch.bfloat16, torch.float16)
@@ -57,7 +59,7 @@ def _on_triton(x: Tensor) -> bool:
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    if _on_triton(x):
+    if on_triton(x):
         from longread_kernels import norm
 
         return norm.add_rms_norm(x, delta, weight, eps)
@@ -74,7 +76,7 @@ def rope_append(
     v: Tensor,
     start: int,
 ) -> Tensor:
-    if _on_triton(heads):
+    if on_triton(heads):
         from longread_kernels import append
 
         return append.rope_append(heads, cos, sin, norms, eps, k, v, start)
@@ -82,7 +84,7 @@ def rope_append(
 
 
 def attend_causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    if _on_triton(q):
+    if on_triton(q):
         from longread_kernels import prefill
 
         return prefill.attend_causal(q, k, v, scale)
@@ -90,7 +92,7 @@ def attend_causal(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    if _on_triton(gate_up):
+    if on_triton(gate_up):
         from longread_kernels import linear
 
         return linear.swiglu(gate_up)

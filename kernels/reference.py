@@ -114,33 +114,31 @@ def _attend_causal_cpu(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return out[0].transpose(0, 1)
 
 
-def score_ref(q: Tensor, rows: Tensor, row_scale: Tensor | None) -> Tensor:
-    """Scaled dot products of each query head with the index rows of its KV head.
+def score_ref(q: Tensor, rows: Tensor) -> Tensor:
+    """Dot products of each query head with the index rows of its KV head.
 
-    q: [H_kv, G, d] already scaled by D ** -0.5; rows: [H_kv, S, d] in any dtype;
-    row_scale: [H_kv, S] fp32, or None for 1; returns [H_kv, G, S] fp32.
+    q: [H_kv, G, d] already scaled; rows: [H_kv, S, d] in any dtype; returns [H_kv, G, S] fp32.
     """
-    scores = torch.matmul(q.float(), rows.float().transpose(-1, -2))
-    return scores if row_scale is None else scores * row_scale[:, None]
+    return torch.matmul(q.float(), rows.float().transpose(-1, -2))
 
 
 def vote_ref(scores: Tensor, vote: str, min_votes: int = 1) -> Tensor:
     """Turn the scores of the query heads into one ranking for each set of rows.
 
-    scores: [H_kv, G, S] fp32. Returns [sets, S] fp32, higher is better, -inf for rows with fewer
-    than `min_votes` (`threshold` only); sets is H_kv for `group` and `group-max`, 1 for `all` and
-    `threshold`, H_q for `none`. `all` is TokenSelect's soft vote (arXiv 2411.02886); `threshold`
-    lets a head vote for what lies over its median, ties broken by the soft vote.
+    scores: [H_kv, G, S] fp32, each head's less its norm, which makes the heads comparable. Returns
+    [sets, S] fp32, higher is better, -inf for rows with fewer than `min_votes` (`threshold` only);
+    sets is H_kv for `group` (the logarithm of the heads' summed exponentials) and `group-max`, 1
+    for `all` and `threshold`, H_q for `none`. `all` is TokenSelect's soft vote (arXiv 2411.02886);
+    `threshold` lets a head vote for what lies over its median, ties broken by the soft vote.
     """
     num_kv_heads, group_size, num_rows = scores.shape
     if vote == "group-max":
         return scores.amax(dim=1)
     if vote == "none":
         return scores.reshape(num_kv_heads * group_size, num_rows)
-    soft = torch.softmax(scores, dim=-1)
     if vote == "group":
-        return soft.sum(dim=1)
-    soft_all = soft.sum(dim=(0, 1))[None]
+        return torch.logsumexp(scores, dim=1)
+    soft_all = torch.softmax(scores, dim=-1).sum(dim=(0, 1))[None]
     if vote == "all":
         return soft_all
     assert vote == "threshold", f"unknown vote {vote!r}"

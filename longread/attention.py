@@ -42,5 +42,5 @@ def decode_attention(
 def prompt_mass(q: Tensor, cache: KVCache, layer_idx: int, num_rows: int, trace: Trace) -> None:
     """Record where the last token of a prompt attends; its answer is not used. q: [H_q, D]."""
     k = cache.k[layer_idx, :, :num_rows]
-    scores = ops.score(q.reshape(k.shape[0], -1, q.shape[-1]) * q.shape[-1] ** -0.5, k, None)
+    scores = ops.score(q.reshape(k.shape[0], -1, q.shape[-1]) * q.shape[-1] ** -0.5, k)
     trace.record(layer_idx, None, torch.softmax(scores, dim=-1).flatten(0, 1))

@@ -75,13 +75,6 @@ class KVCache:
             new[:, :, : self.length] = old[:, :, : self.length]
             setattr(self, name, new)
 
-    def write(self, layer_idx: int, start: int, k: Tensor, v: Tensor) -> None:
-        """Write rows [start, start + T) of one layer. k, v: [T, H_kv, D]."""
-        end = start + k.shape[0]
-        assert end <= self.capacity, f"{end} rows do not fit a cache of {self.capacity}"
-        self.k[layer_idx, :, start:end] = k.transpose(0, 1)
-        self.v[layer_idx, :, start:end] = v.transpose(0, 1)
-
     def truncate(self, length: int) -> None:
         """Forget every row from `length` on."""
         assert 0 <= length <= self.length, f"cannot truncate {self.length} rows to {length}"

@@ -99,6 +99,7 @@ class Settings:
     index_dim: int = 0
     sink_size: int = 4
     window_size: int = 256
+    reselect: int = 1
     max_tokens: int = 512
     temperature: float = 0.0
     top_p: float = 1.0
@@ -146,6 +147,7 @@ _OPTIONS: dict[str, _Option] = {
     "index_dim": _Option(values.integer(0)),
     "sink_size": _Option(values.integer(0)),
     "window_size": _Option(values.integer(0)),
+    "reselect": _Option(values.integer(1)),
     "max_tokens": _Option(values.integer(1)),
     "temperature": _Option(values.real(0.0, 100.0)),
     "top_p": _Option(values.real(0.0, 1.0, above_low=True)),

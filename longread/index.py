@@ -1,24 +1,27 @@
 """The key index: what a query is scored against in place of the keys themselves.
 
 `exact` reads the cached keys. `int8` and `fp8` keep for each row its projection to `index_dim`
-dimensions. The basis is, for each layer and KV head, the best approximation of rank `index_dim` to
-q . k under the document's own statistics: with A = E[q q^T]^(1/2), B = Cov[k]^(1/2) and
-U S V^T = svd(A B), queries are projected by U^T A^-1 and keys by U^T A, which minimises
-E[(q . k - q' . k')^2] over all pairs of projections of that rank (Eckart-Young).
+dimensions, in steps that are fixed for each layer, KV head and dimension. The basis is, for each
+layer and KV head, the best approximation of rank `index_dim` to q . k under the document's own
+statistics: with A = E[q q^T]^(1/2), B = Cov[k]^(1/2) and U S V^T = svd(A B), queries are projected
+by U^T A^-1 and keys by U^T A, which minimises E[(q . k - q' . k')^2] over all pairs of projections
+of that rank (Eckart-Young).
 """
 
 from __future__ import annotations
 
 import torch
 from longread_kernels import dispatch as ops
+from longread_kernels.tables import IndexLayer
 from torch import Tensor
 
-from longread.cache import KVCache, quantize_rows
+from longread.cache import KVCache
 from longread.config import INDEX_NAMES
 from longread.errors import UsageError
 
 _FP8 = torch.float8_e4m3fn
 _MAX_STATISTIC_ROWS = 16384
+_NUM_SINKS = 4
 
 
 class KeyIndex:
@@ -40,11 +43,11 @@ class KeyIndex:
         if kind == "exact":
             return
         self._dim = index_dim or max(head_dim // 4, 1)
+        self._largest_code = 127.0 if kind == "int8" else torch.finfo(_FP8).max
         layers, heads = cache.k.shape[:2]
         row_dtype = torch.int8 if kind == "int8" else _FP8
         self._rows = cache.k.new_empty((layers, heads, cache.capacity, self._dim), dtype=row_dtype)
-        self._scale = self._rows.new_empty((layers, heads, cache.capacity), dtype=torch.float32)
-        name = f"index-{kind}-{self._dim}"
+        name = f"index-{kind}-{self._dim}-static"
         stored = cache.by_products.read_extra(name) if cache.by_products is not None else None
         if stored is None:
             stored = self._build()
@@ -53,55 +56,86 @@ class KeyIndex:
         device = cache.k.device
         self._k_mean = stored["k_mean"].to(device)  # [L, H_kv, D]
         self._k_basis = stored["k_basis"].to(device)  # [L, H_kv, D, d]
-        self._q_basis = stored["q_basis"].to(device)  # [L, H_kv, D, d]
+        self._q_basis = stored["q_basis"].to(device) * self._softmax_scale  # [L, H_kv, D, d]
+        self._q_offset = self._k_mean * self._softmax_scale
         self._rows[:, :, : cache.length] = stored["rows"].to(device)
-        self._scale[:, :, : cache.length] = stored["scale"].to(device)
+
+    def layer(self, layer_idx: int) -> IndexLayer:
+        """One layer's index as the decode kernels take it; valid until the cache grows."""
+        if self.kind == "exact":
+            return IndexLayer(self._cache.k[layer_idx])
+        self.reserve()
+        return IndexLayer(
+            self._rows[layer_idx],
+            self._q_basis[layer_idx],
+            self._q_offset[layer_idx],
+            self._k_basis[layer_idx],
+            self._k_mean[layer_idx],
+        )
 
     def append(self, layer_idx: int, start: int, end: int) -> None:
         """Project the cached keys of rows [start, end) of one layer."""
         if self.kind == "exact":
             return
-        if end > self._rows.shape[2]:
-            self._grow()
+        self.reserve()
         k = self._cache.k[layer_idx, :, start:end]
-        codes, scale = self._encode(k, self._k_mean[layer_idx], self._k_basis[layer_idx])
+        codes = self._encode(k, self._k_mean[layer_idx], self._k_basis[layer_idx])
         self._rows[layer_idx, :, start:end] = codes
-        self._scale[layer_idx, :, start:end] = scale
 
     def scores(self, layer_idx: int, q: Tensor, num_rows: int) -> Tensor:
         """Approximate attention logits of one token. q: [H_q, D]; returns [H_kv, G, S] fp32."""
         num_kv_heads, head_dim = self._cache.k.shape[1], self._cache.k.shape[3]
-        grouped = q.reshape(num_kv_heads, -1, head_dim) * self._softmax_scale
+        grouped = q.reshape(num_kv_heads, -1, head_dim)
         if self.kind == "exact":
-            return ops.score(grouped, self._cache.k[layer_idx, :, :num_rows], None)
+            scaled = grouped * self._softmax_scale
+            return ops.score(scaled, self._cache.k[layer_idx, :, :num_rows])
         grouped = grouped.float()
-        offset = torch.matmul(grouped, self._k_mean[layer_idx][..., None])  # [H_kv, G, 1]
+        offset = torch.matmul(grouped, self._q_offset[layer_idx][..., None])  # [H_kv, G, 1]
         projected = torch.matmul(grouped, self._q_basis[layer_idx])
-        rows = self._rows[layer_idx, :, :num_rows]
-        return ops.score(projected, rows, self._scale[layer_idx, :, :num_rows]) + offset
+        return ops.score(projected, self._rows[layer_idx, :, :num_rows]) + offset
+
+    def reserve(self) -> None:
+        """Make room for as many rows as the cache has."""
+        layers, heads, old_capacity, dim = self._rows.shape
+        if old_capacity >= self._cache.capacity:
+            return
+        rows = self._rows.new_empty((layers, heads, self._cache.capacity, dim))
+        rows[:, :, :old_capacity] = self._rows
+        self._rows = rows
 
     def _build(self) -> dict[str, Tensor]:
         layers = []
         for layer_idx in range(self._cache.num_layers):
             k = self._cache.k[layer_idx, :, : self._cache.length]
             k_mean, k_basis, q_basis = self._basis(k, self._cache.q_moment[layer_idx])
-            rows, scale = self._encode(k, k_mean, k_basis)
-            layers.append((k_mean, k_basis, q_basis, rows, scale))
-        names = ("k_mean", "k_basis", "q_basis", "rows", "scale")
+            step = self._steps(k, k_mean, k_basis)[:, None]  # [H_kv, 1, d]
+            k_basis, q_basis = k_basis / step, q_basis * step
+            layers.append((k_mean, k_basis, q_basis, self._encode(k, k_mean, k_basis)))
+        names = ("k_mean", "k_basis", "q_basis", "rows")
         return dict(zip(names, map(torch.stack, zip(*layers, strict=True)), strict=True))
 
-    def _encode(self, k: Tensor, k_mean: Tensor, k_basis: Tensor) -> tuple[Tensor, Tensor]:
-        """k: [H_kv, T, D]; returns codes [H_kv, T, d] and one scale a row [H_kv, T]."""
-        projected = torch.matmul(k.float() - k_mean[:, None], k_basis)
-        if self.kind == "int8":
-            return quantize_rows(projected)
-        scale = projected.abs().amax(dim=-1).clamp(min=1e-12) / torch.finfo(_FP8).max
-        return (projected / scale[..., None]).to(_FP8), scale
+    def _encode(self, k: Tensor, k_mean: Tensor, k_basis: Tensor) -> Tensor:
+        """k: [H_kv, T, D]; returns codes [H_kv, T, d]."""
+        codes = torch.matmul(k.float() - k_mean[:, None], k_basis)
+        codes = codes.clamp(-self._largest_code, self._largest_code)
+        return codes.round().to(torch.int8) if self.kind == "int8" else codes.to(_FP8)
+
+    def _steps(self, k: Tensor, k_mean: Tensor, k_basis: Tensor) -> Tensor:
+        """What one code stands for, for each KV head and dimension [H_kv, d].
+
+        The codes reach to the largest projection, or to six standard deviations where that is
+        less; the sinks, which lie far out and are kept anyway, do not count.
+        """
+        sampled = k[:, :: _stride(k)].float()
+        sampled = sampled[:, _NUM_SINKS:] if sampled.shape[1] > _NUM_SINKS else sampled
+        projected = torch.matmul(sampled - k_mean[:, None], k_basis)
+        spread = projected.pow(2).mean(dim=1).sqrt()
+        reach = torch.minimum(projected.abs().amax(dim=1), 6 * spread)
+        return reach.clamp(min=1e-12) / self._largest_code
 
     def _basis(self, k: Tensor, q_moment: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """k: [H_kv, S, D], q_moment: [H_kv, D, D]; returns the mean key and both projections."""
-        stride = max(1, -(-k.shape[1] // _MAX_STATISTIC_ROWS))
-        sampled = k[:, ::stride].float()
+        sampled = k[:, :: _stride(k)].float()
         mean = sampled.mean(dim=1)
         sampled = sampled - mean[:, None]
         k_root, _ = _square_roots(torch.matmul(sampled.transpose(1, 2), sampled))
@@ -109,13 +143,10 @@ class KeyIndex:
         u = torch.linalg.svd(torch.matmul(q_root, k_root)).U[..., : self._dim]  # [H_kv, D, d]
         return mean, torch.matmul(q_root, u), torch.matmul(q_inverse_root, u)
 
-    def _grow(self) -> None:
-        layers, heads, old_capacity, dim = self._rows.shape
-        rows = self._rows.new_empty((layers, heads, self._cache.capacity, dim))
-        scale = self._scale.new_empty((layers, heads, self._cache.capacity))
-        rows[:, :, :old_capacity] = self._rows
-        scale[:, :, :old_capacity] = self._scale
-        self._rows, self._scale = rows, scale
+
+def _stride(k: Tensor) -> int:
+    """Every how many rows of k [H_kv, S, D] are enough for a statistic."""
+    return max(1, -(-k.shape[1] // _MAX_STATISTIC_ROWS))
 
 
 def _square_roots(moment: Tensor) -> tuple[Tensor, Tensor]:

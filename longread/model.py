@@ -7,8 +7,8 @@ Hugging Face's models are the oracle of the tests and never run here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,26 +18,16 @@ from torch import Tensor
 from longread.attention import causal_attention, decode_attention, prompt_mass
 from longread.cache import KVCache
 from longread.errors import ContextError, ModelError
+from longread.network import Layer, Network
 from longread.policies import Policy
 from longread.trace import Trace
 from longread.weights import ModelConfig, load_config, load_weights
 
+if TYPE_CHECKING:
+    from longread.decode_graph import StepGraph
+
 _CHUNK_TOKENS = {"cpu": 2048, "cuda": 4096}
 _MOMENT_STRIDE = 4  # a quarter of the queries is enough for a D x D second moment
-
-
-@dataclass(frozen=True)
-class _Layer:
-    input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    o: Tensor
-    o_bias: Tensor | None
-    post_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
 
 
 class Decoder:
@@ -53,17 +43,8 @@ class Decoder:
         self.config = config
         self.device = device
         self.dtype = dtype
-        self._embed = weights["embed_tokens"]
-        self._norm = weights["norm"]
-        self._lm_head = weights.get("lm_head", self._embed)
-        self._layers = [
-            _Layer(
-                **{name: weights.get(f"layers.{i}.{name}") for name in _Layer.__dataclass_fields__}  # type: ignore[arg-type]
-            )
-            for i in range(config.num_hidden_layers)
-        ]
-        self._inv_freq = weights["inv_freq"].to(device=device, dtype=torch.float32)
-        self._cos = self._sin = self._inv_freq.new_empty((0, config.head_dim // 2))
+        self.network = Network(config, weights, device, dtype)
+        self._graph: StepGraph | None = None
 
     @classmethod
     def load(cls, model_dir: Path, device: str, dtype: str) -> Decoder:
@@ -121,20 +102,47 @@ class Decoder:
         self, token_id: Tensor, cache: KVCache, policy: Policy, trace: Trace | None = None
     ) -> Tensor:
         """Append one token ([1] int64), attend as the policy selects; logits [V] fp32."""
-        start, end = cache.length, cache.length + 1
+        end = cache.length + 1
         self._check_window(end)
+        cache.reserve(end)
+        graph = self._step_graph(cache, policy, trace)
+        if graph is not None:
+            logits = graph.step(token_id, policy.turn, trace)
+            cache.length = end
+            return logits
+        return self.decode_with_torch(token_id, cache, policy, trace)
+
+    @torch.inference_mode()
+    def decode_with_torch(
+        self, token_id: Tensor, cache: KVCache, policy: Policy, trace: Trace | None = None
+    ) -> Tensor:
+        """`decode` in torch operations on any device, which the kernels are compared with."""
+        start, end = cache.length, cache.length + 1
         cache.reserve(end)
         if trace is not None:
             trace.start_step(end)
-        cos, sin = self._rope_rows(start, end)
+        cos, sin = self.network.rope_rows(start, end)
         hidden, normed = self._embedded(token_id)
-        for layer_idx, layer in enumerate(self._layers):
+        for layer_idx, layer in enumerate(self.network.layers):
             q = self._queries(layer, normed, cos, sin, cache, layer_idx)
             policy.appended(layer_idx, start, end)
             attended = decode_attention(q[0], cache, layer_idx, end, policy, trace)
             hidden, normed = self._finish_layer(layer_idx, hidden, attended[None])
         cache.length = end
         return self._logits(normed[-1])
+
+    def _step_graph(self, cache: KVCache, policy: Policy, trace: Trace | None) -> StepGraph | None:
+        """The captured step for this cache and policy, or None where torch operations must do."""
+        plan = policy.kernel_plan() if ops.on_triton(cache.k) else None
+        if plan is None or (trace is not None and trace.keeps_steps):
+            return None
+        num_counted = None if trace is None else trace.mass.shape[2]
+        if self._graph is None or not self._graph.fits(cache, plan, num_counted):
+            from longread.decode_graph import StepGraph  # it needs Triton, which may be missing
+
+            self._graph = None  # its buffers go before the new ones come
+            self._graph = StepGraph(self.network, cache, plan, num_counted)
+        return self._graph
 
     def check_finite(self, computed: Tensor) -> None:
         """Raise ModelError where what the model computed is no number. Waits for the device."""
@@ -155,9 +163,9 @@ class Decoder:
         start = cache.length
         end = start + token_ids.shape[0]
         cache.reserve(end)
-        cos, sin = self._rope_rows(start, end)
+        cos, sin = self.network.rope_rows(start, end)
         hidden, normed = self._embedded(token_ids)
-        for layer_idx, layer in enumerate(self._layers):
+        for layer_idx, layer in enumerate(self.network.layers):
             q = self._queries(layer, normed, cos, sin, cache, layer_idx)
             if policy is None:
                 cache.add_moment(layer_idx, self._second_moment(q))
@@ -169,18 +177,19 @@ class Decoder:
             attended = causal_attention(q, cache, layer_idx, start)
             hidden, normed = self._finish_layer(layer_idx, hidden, attended)
             if on_layer is not None:
-                on_layer(start + (end - start) * (layer_idx + 1) // len(self._layers))
+                on_layer(start + (end - start) * (layer_idx + 1) // len(self.network.layers))
         cache.length = end
         return normed
 
     def _embedded(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
         """The tokens' embeddings and their norm for the first layer, [T, C] both."""
-        hidden = F.embedding(token_ids.to(self.device), self._embed)
-        return hidden, ops.rms_norm(hidden, self._layers[0].input_norm, self.config.rms_norm_eps)
+        hidden = F.embedding(token_ids.to(self.device), self.network.embed)
+        first_norm = self.network.layers[0].input_norm
+        return hidden, ops.rms_norm(hidden, first_norm, self.config.rms_norm_eps)
 
     def _queries(
         self,
-        layer: _Layer,
+        layer: Layer,
         normed: Tensor,
         cos: Tensor,
         sin: Tensor,
@@ -190,27 +199,24 @@ class Decoder:
         """Write the tokens' keys and values to the cache; returns the queries [T, H_q, D]."""
         heads = F.linear(normed, layer.qkv, layer.qkv_bias)
         heads = heads.view(normed.shape[0], -1, self.config.head_dim)  # [T, H_q + 2 H_kv, D]
-        norms = None
-        if layer.q_norm is not None and layer.k_norm is not None:
-            norms = (layer.q_norm, layer.k_norm)
         k, v = cache.k[layer_idx], cache.v[layer_idx]
         eps = self.config.rms_norm_eps
-        return ops.rope_append(heads, cos, sin, norms, eps, k, v, cache.length)
+        return ops.rope_append(heads, cos, sin, layer.head_norms, eps, k, v, cache.length)
 
     def _finish_layer(
         self, layer_idx: int, hidden: Tensor, attended: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The layer's output and its norm for what comes next, [T, C] both."""
-        layer, eps = self._layers[layer_idx], self.config.rms_norm_eps
+        layer, eps = self.network.layers[layer_idx], self.config.rms_norm_eps
         projected = F.linear(attended, layer.o, layer.o_bias)
         hidden, normed = ops.add_rms_norm(hidden, projected, layer.post_norm, eps)
         projected = F.linear(ops.swiglu(F.linear(normed, layer.gate_up)), layer.down)
-        last = layer_idx == len(self._layers) - 1
-        next_norm = self._norm if last else self._layers[layer_idx + 1].input_norm
+        last = layer_idx == len(self.network.layers) - 1
+        next_norm = self.network.norm if last else self.network.layers[layer_idx + 1].input_norm
         return ops.add_rms_norm(hidden, projected, next_norm, eps)
 
     def _logits(self, normed: Tensor) -> Tensor:
-        return F.linear(normed[None], self._lm_head)[0].float()
+        return F.linear(normed[None], self.network.lm_head)[0].float()
 
     def _second_moment(self, q: Tensor) -> Tensor:
         """Sum of q q^T for each KV head. q: [T, H_q, D]; returns [H_kv, D, D] fp32."""
@@ -218,15 +224,6 @@ class Decoder:
         sampled = q[::_MOMENT_STRIDE].transpose(0, 1)  # [H_q, n, D]
         sampled = sampled.reshape(num_kv_heads, -1, head_dim)
         return torch.matmul(sampled.transpose(1, 2), sampled).float()
-
-    def _rope_rows(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        if end > self._cos.shape[0]:
-            num_rows = min(self.config.window, max(end, 2 * self._cos.shape[0], 4096))
-            positions = torch.arange(num_rows, device=self.device, dtype=torch.float32)
-            angles = torch.outer(positions, self._inv_freq)
-            scaling = self.config.attention_scaling
-            self._cos, self._sin = angles.cos() * scaling, angles.sin() * scaling
-        return self._cos[start:end], self._sin[start:end]
 
     def _check_window(self, num_rows: int) -> None:
         if num_rows > self.config.window:

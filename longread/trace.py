@@ -32,7 +32,7 @@ class Trace:
         self._rows_read = torch.zeros((), device=device, dtype=torch.float64)
         self._rows_cached = 0  # both summed over steps and layers, for one KV head
         self.steps: list[list[Tensor | None]] = []
-        self._keep_steps = keep_steps
+        self.keeps_steps = keep_steps
 
     @property
     def fraction_kept(self) -> float:
@@ -43,8 +43,21 @@ class Trace:
         """A decode step over `num_rows` cached rows begins."""
         self.num_steps += 1
         self._rows_cached += num_rows * self.mass.shape[0]
-        if self._keep_steps:
+        if self.keeps_steps:
             self.steps.append([])
+
+    def count_into(self, mass: Tensor, selected: Tensor) -> None:
+        """Go on counting in these tensors, which a CUDA graph writes to, from what they were.
+
+        A trace that counted there before is lost.
+        """
+        mass.copy_(self.mass)
+        selected.copy_(self.selected)
+        self.mass, self.selected = mass, selected
+
+    def add_rows_read(self, num_rows: int) -> None:
+        """Count the rows that each KV head of each layer read in a step."""
+        self._rows_read += num_rows * self.mass.shape[0]
 
     def record(self, layer_idx: int, indices: Tensor | None, probs: Tensor) -> None:
         """Add one layer of one step.
@@ -53,7 +66,7 @@ class Trace:
         probs: [H_q, n] fp32.
         """
         num_kv_heads, num_rows = self.mass.shape[1:]
-        if self._keep_steps and self.steps:
+        if self.keeps_steps and self.steps:
             self.steps[-1].append(None if indices is None else indices.clone())
         if indices is None:
             grouped = probs.reshape(num_kv_heads, -1, probs.shape[-1]).sum(dim=1)[:, :num_rows]

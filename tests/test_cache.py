@@ -15,8 +15,8 @@ def _cache(capacity: int = 8, dtype: torch.dtype = torch.float32) -> KVCache:
 def _filled(num_rows: int, dtype: torch.dtype = torch.float32) -> KVCache:
     cache = _cache(num_rows, dtype)
     for layer_idx in range(2):
-        k, v = torch.randn(num_rows, 3, 4).to(dtype), torch.randn(num_rows, 3, 4).to(dtype)
-        cache.write(layer_idx, 0, k, v)
+        cache.k[layer_idx] = torch.randn(3, num_rows, 4).to(dtype)
+        cache.v[layer_idx] = torch.randn(3, num_rows, 4).to(dtype)
         cache.add_moment(layer_idx, torch.full((3, 4, 4), 1.0 + layer_idx))
     cache.length = num_rows
     return cache
@@ -31,11 +31,6 @@ def test_reserve_keeps_the_rows_that_count() -> None:
     cache.reserve(capacity + 1)
     assert cache.capacity > capacity + 500  # one token more must not copy the slabs each time
     assert torch.equal(cache.k[:, :, :5], before[0]) and torch.equal(cache.v[:, :, :5], before[1])
-
-
-def test_writing_past_the_capacity_is_a_programmers_error() -> None:
-    with pytest.raises(AssertionError, match="do not fit"):
-        _cache(4).write(0, 2, torch.zeros(3, 3, 4), torch.zeros(3, 3, 4))
 
 
 def test_blocks_restore_the_rows_exactly_in_bf16() -> None:

@@ -29,7 +29,7 @@ def _cache_with_queries(num_rows: int, capacity: int = 0) -> tuple[KVCache, Tens
     k = torch.randn(num_rows, NUM_KV_HEADS, HEAD_DIM, generator=generator) * spread + 1.0
     q = torch.randn(num_rows, NUM_KV_HEADS * GROUP, HEAD_DIM, generator=generator)
     q = (q * spread.flip(0)) @ mix
-    cache.write(0, 0, k, torch.zeros_like(k))
+    cache.k[0, :, :num_rows] = k.transpose(0, 1)
     cache.length = num_rows
     grouped = q.transpose(0, 1).reshape(NUM_KV_HEADS, -1, HEAD_DIM)
     cache.add_moment(0, grouped.transpose(1, 2) @ grouped)
@@ -80,7 +80,7 @@ def test_rows_appended_later_score_like_rows_indexed_at_once() -> None:
     index = KeyIndex(grown, "int8", 4)
     more = torch.randn(300, NUM_KV_HEADS, HEAD_DIM)
     grown.reserve(500)
-    grown.write(0, 200, more, more)
+    grown.k[0, :, 200:500] = more.transpose(0, 1)
     index.append(0, 200, 500)
     found = index.scores(0, q[0], 500)
     torch.testing.assert_close(found[..., :200], KeyIndex(whole, "int8", 4).scores(0, q[0], 200))
@@ -105,7 +105,7 @@ def test_a_stored_index_is_read_back_instead_of_built(kind: str) -> None:
     cache, q = _cache_with_queries(100)
     cache.by_products = _Memory()
     first = KeyIndex(cache, kind, 4).scores(0, q[0], 100)
-    assert list(cache.by_products.tensors) == [f"index-{kind}-4"]
+    assert list(cache.by_products.tensors) == [f"index-{kind}-4-static"]
     cache.q_moment.zero_()  # would give another basis if it were built again
     assert torch.equal(KeyIndex(cache, kind, 4).scores(0, q[0], 100), first)
 

@@ -140,7 +140,7 @@ def test_chunks_in_bf16_attend_like_one_chunk_in_fp32(device: str) -> None:
         )
         shape = (num_rows, num_kv_heads, head_dim)
         k, v = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
-        cache.write(0, 0, k, v)
+        cache.k[0], cache.v[0] = k.transpose(0, 1), v.transpose(0, 1)
         q = torch.randn(num_rows - start, num_heads, head_dim, generator=generator)
         q = q.to(device, torch.bfloat16)
         found = causal_attention(q, cache, 0, start).float()

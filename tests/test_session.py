@@ -452,7 +452,8 @@ def test_damaged_weights_are_an_error_and_store_nothing(
 def test_an_answer_of_no_numbers_is_an_error(settings: Settings, document: Path) -> None:
     session = Session(settings)
     _open(session, document)
-    session._decoder._norm = session._decoder._norm * torch.nan
+    network = session._decoder.network
+    network.norm = network.norm * torch.nan
     with pytest.raises(ModelError, match="damaged"):
         _ask(session)
     assert session.turns == [] and not session.undo()
@@ -474,12 +475,12 @@ def test_damaged_last_layers_are_found_before_their_rows_are_stored(
 
     def load_damaged(model_dir: Path, device: str, dtype: str) -> Decoder:
         decoder = load(Decoder, model_dir, device, dtype)
-        last = decoder._layers[-1]
+        last = decoder.network.layers[-1]
         num_rows = 2 * decoder.config.head_dim
         rows = slice(-2 * num_rows, -num_rows) if part == "k" else slice(-num_rows, None)
         qkv = last.qkv.clone()
         qkv[rows] = torch.nan
-        decoder._layers[-1] = replace(last, qkv=qkv)
+        decoder.network.layers[-1] = replace(last, qkv=qkv)
         return decoder
 
     monkeypatch.setattr(Decoder, "load", load_damaged)

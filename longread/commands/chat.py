@@ -28,6 +28,7 @@ def chat(
     index_dim: options.IndexDim = None,
     sink_size: options.SinkSize = None,
     window_size: options.WindowSize = None,
+    reselect: options.Reselect = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,

@@ -71,6 +71,10 @@ SinkSize = Annotated[
 WindowSize = Annotated[
     str | None, typer.Option("--window-size", metavar="N", help="Last rows that are always read.")
 ]
+Reselect = Annotated[
+    str | None,
+    typer.Option("--reselect", metavar="N", help="Choose rows anew every N answer tokens."),
+]
 MaxTokens = Annotated[
     str | None, typer.Option("--max-tokens", metavar="N", help="Longest answer, in tokens.")
 ]

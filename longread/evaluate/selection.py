@@ -56,7 +56,7 @@ class _Measured(Policy):
             return None
         k = self._cache.k[layer_idx, :, :num_rows].float()
         grouped = q.float().reshape(k.shape[0], -1, q.shape[-1]) * q.shape[-1] ** -0.5
-        probs = torch.softmax(ops.score(grouped, k, None), dim=-1).flatten(0, 1)  # [H_q, S]
+        probs = torch.softmax(ops.score(grouped, k), dim=-1).flatten(0, 1)  # [H_q, S]
         rows = indices.repeat_interleave(q.shape[0] // indices.shape[0], 0)
         chosen = probs.gather(1, rows.clamp(min=0)) * (rows >= 0)
         self.kept.append(chosen.sum(dim=1))

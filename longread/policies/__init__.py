@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from longread.config import Settings, parse_budget
-from longread.policies.base import Policy, Turn
+from longread.policies.base import KernelPlan, Policy, Turn
 from longread.policies.dense import Dense
 from longread.policies.tokenselect import TokenSelect
 
 POLICIES: dict[str, type[Policy]] = {"dense": Dense, "tokenselect": TokenSelect}
 
-__all__ = ["POLICIES", "Dense", "Policy", "TokenSelect", "Turn", "make_policy"]
+__all__ = ["POLICIES", "Dense", "KernelPlan", "Policy", "TokenSelect", "Turn", "make_policy"]
 
 
 def make_policy(settings: Settings, num_rows: int) -> Policy:

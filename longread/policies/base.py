@@ -2,30 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from longread.cache import KVCache
+from longread.index import KeyIndex
 
 
 @dataclass(frozen=True)
 class Turn:
     """Rows [question_start, question_end) hold the question that is being answered."""
 
-    question_start: int
-    question_end: int
+    question_start: int = 0
+    question_end: int = 0
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """What the decode kernels must know of a policy. budget None reads all rows.
+
+    summed: the vote is `group` and not `group-max`; reselect: rows are chosen anew every so many
+    steps.
+    """
+
+    budget: int | None = None
+    sink_size: int = 0
+    window_size: int = 0
+    index: KeyIndex | None = None
+    summed: bool = True
+    reselect: int = 1
 
 
 @dataclass
 class Policy:
     """Reads every row. A subclass overrides what it needs; the fields are its hyper-parameters."""
 
+    turn: Turn = field(default=Turn(), init=False, repr=False)
+
     def prepare(self, cache: KVCache) -> None:
         """Called once when the documents are in the cache."""
 
     def start_turn(self, turn: Turn) -> None:
-        """Called before the first answer token of each turn."""
+        """Called before the first answer token of each turn; a subclass calls it too."""
+        self.turn = turn
 
     def observe(self, layer_idx: int, q: Tensor, start: int) -> None:
         """Called for each layer while rows [start, start + T) are read. q: [T, H_q, D]."""
@@ -38,4 +58,8 @@ class Policy:
 
         q: [H_q, D] after RoPE; rows [0, num_rows) are in the cache, the token's own among them.
         """
+        return None
+
+    def kernel_plan(self) -> KernelPlan | None:
+        """How the decode kernels do what `select` does; None where they cannot."""
         return None

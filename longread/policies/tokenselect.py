@@ -2,7 +2,9 @@
 
 Kept at every step: the first `sink_size` rows, the last `window_size`, the question, and `budget`
 rows of all others by vote. Differences from the paper: by default the heads that share a KV head
-vote for rows of their own (`group`); the paper's vote over all heads is `all`.
+vote for rows of their own (`group`); the paper's vote over all heads is `all`. A head's scores
+count from the log-sum-exp of its exact scores on sinks and newest rows, which costs no pass over
+the index and keeps a little more mass than the softmax over all rows (docs/quality.md).
 """
 
 from __future__ import annotations
@@ -15,12 +17,18 @@ from torch import Tensor
 
 from longread.cache import KVCache
 from longread.index import KeyIndex
-from longread.policies.base import Policy, Turn
+from longread.policies.base import KernelPlan, Policy, Turn
+from longread.policies.kept import kept_ranges, norm_ranges, row_tensor
+
+KERNEL_VOTES = ("group", "group-max")
 
 
 @dataclass
 class TokenSelect(Policy):
-    """budget (None: all), sink_size, window_size are rows; index_dim 0: a quarter of the head."""
+    """budget (None: all), sink_size, window_size are rows; index_dim 0: a quarter of the head.
+
+    reselect: rows are chosen anew every so many answer tokens.
+    """
 
     budget: int | None
     vote: str = "group"
@@ -29,15 +37,21 @@ class TokenSelect(Policy):
     index_dim: int = 0
     sink_size: int = 4
     window_size: int = 256
+    reselect: int = 1
+    _cache: KVCache | None = field(default=None, init=False, repr=False)
     _index: KeyIndex | None = field(default=None, init=False, repr=False)
-    _turn: Turn = field(default=Turn(0, 0), init=False, repr=False)
     _kept: Tensor | None = field(default=None, init=False, repr=False)
+    _norm_rows: Tensor | None = field(default=None, init=False, repr=False)
+    _num_steps: int = field(default=0, init=False, repr=False)
+    _chosen: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def prepare(self, cache: KVCache) -> None:
+        self._cache = cache
         self._index = KeyIndex(cache, self.index, self.index_dim)
 
     def start_turn(self, turn: Turn) -> None:
-        self._turn = turn
+        super().start_turn(turn)
+        self._num_steps = 0
 
     def appended(self, layer_idx: int, start: int, end: int) -> None:
         assert self._index is not None, "prepare() comes first"
@@ -46,24 +60,39 @@ class TokenSelect(Policy):
     def select(self, layer_idx: int, q: Tensor, num_rows: int) -> Tensor | None:
         assert self._index is not None, "prepare() comes first"
         if layer_idx == 0 or self._kept is None:  # the same rows for every layer of a step
-            self._kept = self._always_kept(num_rows, q.device)
+            ranges = kept_ranges(num_rows, self.turn, self.sink_size, self.window_size)
+            self._kept = row_tensor(ranges, q.device)
+            self._norm_rows = row_tensor(norm_ranges(ranges, num_rows, self.sink_size), q.device)
+            self._num_steps += 1
         if self.budget is None or self.budget >= num_rows - self._kept.shape[0]:
             return None
-        votes = ops.vote(self._index.scores(layer_idx, q, num_rows), self.vote, self.min_votes)
-        return ops.select_rows(votes, self._kept, self.budget)
+        if (self._num_steps - 1) % self.reselect and layer_idx in self._chosen:
+            chosen = self._chosen[layer_idx]
+            return torch.cat((self._kept.expand(chosen.shape[0], -1), chosen), dim=-1)
+        scores = self._index.scores(layer_idx, q, num_rows) - self._norms(layer_idx, q)[..., None]
+        votes = ops.vote(scores, self.vote, self.min_votes)
+        rows = ops.select_rows(votes, self._kept, self.budget)
+        self._chosen[layer_idx] = rows[:, self._kept.shape[0] :]
+        return rows
 
-    def _always_kept(self, num_rows: int, device: torch.device) -> Tensor:
-        ranges = sorted(
-            (
-                (0, self.sink_size),
-                (self._turn.question_start, self._turn.question_end),
-                (num_rows - self.window_size, num_rows),
-            )
+    def kernel_plan(self) -> KernelPlan | None:
+        if self.vote not in KERNEL_VOTES:
+            return None
+        return KernelPlan(
+            self.budget,
+            self.sink_size,
+            self.window_size,
+            self._index,
+            self.vote == "group",
+            self.reselect,
         )
-        parts, covered = [torch.arange(0, device=device)], 0
-        for start, end in ranges:
-            start, end = max(start, covered), min(end, num_rows)
-            if start < end:
-                parts.append(torch.arange(start, end, device=device))
-                covered = end
-        return torch.cat(parts)
+
+    def _norms(self, layer_idx: int, q: Tensor) -> Tensor:
+        """What each head's scores count from. q: [H_q, D]; returns [H_kv, G] fp32."""
+        assert self._cache is not None and self._norm_rows is not None
+        k = self._cache.k[layer_idx]
+        grouped = q.reshape(k.shape[0], -1, q.shape[-1])
+        if not self._norm_rows.shape[0]:
+            return grouped.new_zeros(grouped.shape[:2], dtype=torch.float32)
+        scores = ops.score(grouped * q.shape[-1] ** -0.5, k.index_select(1, self._norm_rows))
+        return torch.logsumexp(scores, dim=-1)

@@ -1,0 +1,223 @@
+"""Attention of one token over the kept and the chosen rows of each KV head, or over all rows: parts
+of the rows in parallel (flash decoding), then the merge.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from longread_kernels.launch import kept_ranges, launch_options, wait_for_inputs
+from longread_kernels.tables import Kept
+from torch import Tensor
+
+_LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def row_at(place, chosen_ptr, sink_end, middle, middle_end, tail, num_rows, inside):
+    """The row at each place of the list: sinks, question, window, then the chosen ones."""
+    num_middle = middle_end - middle
+    num_kept = sink_end + num_middle + num_rows - tail
+    row = tl.where(place < sink_end, place, middle + place - sink_end)
+    row = tl.where(place < sink_end + num_middle, row, tail + place - sink_end - num_middle)
+    chosen = tl.load(chosen_ptr + place - num_kept, mask=inside & (place >= num_kept), other=-1)
+    return tl.where(place < num_kept, row, chosen)
+
+
+@triton.jit
+def attend_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    slab_stride,
+    state_ptr,
+    sink_size,
+    window_size,
+    chosen_ptr,
+    budget,
+    part_ptr,
+    part_stats_ptr,
+    logits_ptr,
+    logits_stride,
+    head_dim,
+    log2_scale,
+    G: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DENSE: tl.constexpr,
+    TRACED: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    kv_head = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    num_splits = tl.num_programs(1)
+    group, columns = tl.arange(0, GROUP), tl.arange(0, HEAD_DIM)
+    in_group, column_inside = group < G, columns < head_dim
+    heads = kv_head * G + group
+    num_rows, sink_end, middle, middle_end, tail = kept_ranges(state_ptr, sink_size, window_size)
+    wait_for_inputs(EARLY)
+    if DENSE:
+        num_places = num_rows
+    else:
+        num_kept = sink_end + middle_end - middle + num_rows - tail
+        num_places = num_kept + budget
+    q = tl.load(
+        q_ptr + heads[:, None] * head_dim + columns[None, :],
+        mask=in_group[:, None] & column_inside[None, :],
+        other=0.0,
+    )
+    share = tl.cdiv(tl.cdiv(num_places, num_splits), BLOCK) * BLOCK
+    first = split * share
+    last = tl.minimum(first + share, num_places)
+    k_ptr += kv_head * slab_stride
+    v_ptr += kv_head * slab_stride
+    chosen_ptr += kv_head * budget
+    acc = tl.zeros([GROUP, HEAD_DIM], tl.float32)
+    total = tl.zeros([GROUP], tl.float32)
+    top = tl.full([GROUP], -1e38, tl.float32)
+    for start in tl.range(first, last, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        inside = place < last
+        if DENSE:
+            row = place.to(tl.int64)
+        else:
+            row = row_at(
+                place, chosen_ptr, sink_end, middle, middle_end, tail, num_rows, inside
+            ).to(tl.int64)
+            inside &= row >= 0
+        cells = row[:, None] * head_dim + columns[None, :]
+        cell_inside = inside[:, None] & column_inside[None, :]
+        k = tl.load(k_ptr + cells, mask=cell_inside, other=0.0)
+        v = tl.load(v_ptr + cells, mask=cell_inside, other=0.0)
+        scores = tl.dot(q, k.T) * log2_scale
+        scores = tl.where(inside[None, :], scores, float("-inf"))
+        if TRACED:
+            tl.store(
+                logits_ptr + heads[:, None] * logits_stride + place[None, :],
+                scores,
+                mask=in_group[:, None] & inside[None, :],
+            )
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        probs = tl.exp2(scores - new_top[:, None])
+        rescale = tl.exp2(top - new_top)
+        total = total * rescale + tl.sum(probs, 1)
+        acc = tl.dot(probs.to(v.dtype), v, acc * rescale[:, None])
+        top = new_top
+    part = heads * num_splits + split
+    tl.store(
+        part_ptr + part[:, None] * head_dim + columns[None, :],
+        acc,
+        mask=in_group[:, None] & column_inside[None, :],
+    )
+    tl.store(part_stats_ptr + part * 2, top, mask=in_group)
+    tl.store(part_stats_ptr + part * 2 + 1, total, mask=in_group)
+
+
+@triton.jit
+def merge_kernel(
+    part_ptr,
+    part_stats_ptr,
+    out_ptr,
+    log_sum_ptr,
+    num_splits,
+    head_dim,
+    SPLITS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    head = tl.program_id(0).to(tl.int64)
+    splits, columns = tl.arange(0, SPLITS), tl.arange(0, HEAD_DIM)
+    split_inside, column_inside = splits < num_splits, columns < head_dim
+    wait_for_inputs(EARLY)
+    part = head * num_splits + splits
+    top = tl.load(part_stats_ptr + part * 2, mask=split_inside, other=-1e38)
+    total = tl.load(part_stats_ptr + part * 2 + 1, mask=split_inside, other=0.0)
+    parts = tl.load(
+        part_ptr + part[:, None] * head_dim + columns[None, :],
+        mask=split_inside[:, None] & column_inside[None, :],
+        other=0.0,
+    )
+    highest = tl.max(top, 0)
+    weight = tl.exp2(top - highest)
+    sum_all = tl.sum(total * weight, 0)
+    out = (tl.sum(parts * weight[:, None], 0) / sum_all).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + head * head_dim + columns, out, mask=column_inside)
+    tl.store(log_sum_ptr + head, highest + tl.log2(sum_all))
+
+
+def attend_token(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kept: Kept,
+    chosen: Tensor | None,
+    scale: float,
+    out: Tensor,
+    parts: Tensor,
+    part_stats: Tensor,
+    *,
+    log_sum: Tensor,
+    logits: Tensor | None = None,
+) -> None:
+    """Softmax attention of one token over the kept rows and the chosen ones.
+
+    q: [H_q, D]; k, v: slabs [H_kv, capacity, D]; chosen: [H_kv, budget] int32, -1 for
+    none, or None for all rows; out: [H_q, D]. Scratch: parts [H_q, splits, D], part_stats
+    [H_q, splits, 2], log_sum [H_q], all fp32; logits [H_q, places] takes the scores of the rows
+    where it is given, in base 2.
+    """
+    num_heads, head_dim = q.shape
+    num_kv_heads, num_splits = k.shape[0], parts.shape[1]
+    assert k.stride() == v.stride() and k.stride()[1:] == (head_dim, 1), "rows must be contiguous"
+    assert q.is_contiguous() and out.is_contiguous() and parts.is_contiguous()
+    assert parts.shape == (num_heads, num_splits, head_dim)
+    padded_dim = max(16, triton.next_power_of_2(head_dim))
+    options = launch_options(q)
+    # Measured on an H200: all rows, a long list, a list that gives each program one tile.
+    block, num_warps, num_stages = 128, 4, 3
+    if chosen is not None:
+        num_places = chosen.shape[1] + kept.sink_size + kept.window_size
+        block, num_warps, num_stages = 128, 8, 3
+        if num_places <= 64 * num_splits:
+            block, num_warps, num_stages = 64, 4, 1
+    if padded_dim > 128:
+        block, num_stages = 64, min(num_stages, 2)
+    attend_kernel[(num_kv_heads, num_splits)](
+        q,
+        k,
+        v,
+        k.stride(0),
+        kept.state,
+        kept.sink_size,
+        kept.window_size,
+        chosen if chosen is not None else q,
+        chosen.shape[1] if chosen is not None else 0,
+        parts,
+        part_stats,
+        logits if logits is not None else parts,
+        logits.shape[1] if logits is not None else 0,
+        head_dim,
+        scale * _LOG2_E,
+        G=num_heads // num_kv_heads,
+        GROUP=max(16, triton.next_power_of_2(num_heads // num_kv_heads)),
+        HEAD_DIM=padded_dim,
+        BLOCK=block,
+        DENSE=chosen is None,
+        TRACED=logits is not None,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        **options,
+    )
+    merge_kernel[(num_heads,)](
+        parts,
+        part_stats,
+        out,
+        log_sum,
+        num_splits,
+        head_dim,
+        SPLITS=triton.next_power_of_2(num_splits),
+        HEAD_DIM=padded_dim,
+        num_warps=4 if num_splits <= 64 else 8,
+        **options,
+    )

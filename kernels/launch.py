@@ -1,0 +1,68 @@
+"""What the decode kernels share: programmatic dependent launch, and the rows that are always kept.
+
+With programmatic dependent launch (compute capability 9.0) a kernel starts while the one before it
+ends: it fetches what does not depend on its predecessor, then waits for it.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@functools.cache
+def _device_launches_early(device_idx: int) -> bool:
+    return torch.cuda.get_device_capability(device_idx) >= (9, 0)
+
+
+def launch_options(x: Tensor) -> dict[str, bool]:
+    """The options with which a kernel on x's device is launched."""
+    early = x.is_cuda and _device_launches_early(x.device.index)
+    return {"EARLY": early, "launch_pdl": True} if early else {"EARLY": False}
+
+
+@triton.jit
+def wait_for_inputs(EARLY: tl.constexpr):
+    """Let the next kernel start, then wait until the one before has written its output.
+
+    Before it a kernel may read weights, the state and the rows of earlier steps: what the step's
+    own kernels never write.
+    """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def prefetch_512(addresses):
+    """Ask for 512 bytes at each address (int64, a multiple of 16) to come into the L2 cache."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], 512; mov.u32 $0, 0;",
+        "=r,l",
+        [addresses],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def kept_ranges(state_ptr, sink_size, window_size):
+    """The rows that every step reads: [0, sink_end), [middle, middle_end) and [tail, num_rows).
+
+    state: the row of the token that is being decoded, and where its question starts and ends.
+    """
+    num_rows = tl.load(state_ptr) + 1
+    question, question_end = tl.load(state_ptr + 1), tl.load(state_ptr + 2)
+    sink_end = tl.minimum(sink_size, num_rows)
+    window = tl.maximum(num_rows - window_size, 0)
+    joined = window <= question_end
+    tail = tl.maximum(tl.where(joined, tl.minimum(window, question), window), sink_end)
+    middle = tl.where(joined, tail, tl.maximum(question, sink_end))
+    middle_end = tl.where(joined, tail, tl.maximum(question_end, middle))
+    return num_rows, sink_end, middle, middle_end, tail

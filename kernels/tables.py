@@ -1,0 +1,60 @@
+"""What the decode kernels pass to one another, as tensors that a CUDA graph can own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+NORM_ROWS = 256
+STRIPE = 16  # rows; the stripes of a KV head are dealt out to its shares in turn
+
+
+@dataclass(frozen=True)
+class IndexLayer:
+    """The key index of one layer.
+
+    A query q is scored against row s as codes(q . q_basis) . rows[s] + q . q_offset, and a key k is
+    stored as (k - k_mean) . k_basis, rounded. rows: [H_kv, capacity, d] int8 or fp8 (e4m3);
+    q_basis, k_basis: [H_kv, D, d] fp32; q_offset, k_mean: [H_kv, D] fp32. The softmax scale is part
+    of q_basis and q_offset. The exact index has the slab of keys as its rows, and no bases.
+    """
+
+    rows: Tensor
+    q_basis: Tensor | None = None
+    q_offset: Tensor | None = None
+    k_basis: Tensor | None = None
+    k_mean: Tensor | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        return self.q_basis is None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Which rows every step reads besides the chosen ones.
+
+    state: [3] int32: the row of the token that is decoded (all rows before it are in the cache),
+    the first row of its question and the one after the last. Sinks and window in rows.
+    """
+
+    state: Tensor
+    sink_size: int
+    window_size: int
+
+
+@dataclass(frozen=True)
+class Query:
+    """One token's queries of a layer.
+
+    q: [H_q, D] after RoPE; codes: [H_q, d] in the index's dtype (q itself where the index is
+    exact); scale, offset: [H_q] fp32; norm: [H_q] fp32, the log-sum-exp of each head's exact scores
+    on the sinks and the newest rows, NORM_ROWS at most.
+    """
+
+    q: Tensor
+    codes: Tensor
+    scale: Tensor
+    offset: Tensor
+    norm: Tensor

@@ -1,0 +1,285 @@
+"""The decode step on a GPU: dense and selected in one run, beside Hugging Face and the libraries.
+
+The cache is filled with random rows, so the mass that selection keeps is low by nature; it is
+reported beside the mass of the best rows there are. A variant whose logits differ from the step in
+torch operations over the same rows by over 2 % relative RMS is not timed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longread.bench.prefill import huggingface_model, relative_rms
+from longread.cache import KVCache
+from longread.config import parse_budget
+from longread.decode_graph import StepGraph
+from longread.errors import LongreadError
+from longread.model import Decoder
+from longread.policies import Dense, Policy, TokenSelect, Turn
+from longread.policies.kept import kept_ranges, row_tensor
+
+_QUESTION_LEN = 32
+_SPARE_ROWS = 1024
+_TOLERANCE = 0.02
+
+
+@dataclass(frozen=True)
+class DecodeFigures:
+    """Medians in milliseconds. attention_ms: choosing and attending, all layers; mass_kept and
+    best_mass: softmax mass on the rows read, and on as many of the best, last layer, mean of heads.
+    """
+
+    variant: str
+    num_rows: int
+    step_ms: float
+    attention_ms: float
+    mass_kept: float | None = None
+    best_mass: float | None = None
+    gpu_bytes: int = 0
+
+
+def variants(
+    budgets: Sequence[str], num_rows: int, vote: str, index: str, reselect: int
+) -> dict[str, Policy]:
+    """Dense, then each budget as `--budget` takes it, choosing at every step and more rarely."""
+    kinds: dict[str, Policy] = {"dense": Dense()}
+    for text in budgets:
+        for interval in sorted({1, reselect}):
+            name = text if interval == 1 else f"{text}, reselect {interval}"
+            kinds[name] = TokenSelect(
+                budget=parse_budget(text).resolve(num_rows),
+                vote=vote,
+                index=index,
+                reselect=interval,
+            )
+    return kinds
+
+
+@torch.inference_mode()
+def run(
+    decoder: Decoder, num_rows: int, policies: Mapping[str, Policy], repeats: int
+) -> list[DecodeFigures]:
+    """Time each policy's step over `num_rows` random rows. Raises LongreadError on a mismatch."""
+    cache = random_cache(decoder, num_rows)
+    figures = []
+    for name, policy in policies.items():
+        policy.prepare(cache)
+        policy.start_turn(Turn(num_rows - _QUESTION_LEN, num_rows))
+        plan = policy.kernel_plan()
+        assert plan is not None, f"{name} has no kernels"
+        graph = StepGraph(decoder.network, cache, plan, None)
+        mass = _check(decoder, cache, policy, graph)
+        figures.append(
+            DecodeFigures(
+                name,
+                num_rows,
+                _step_ms(cache, policy, graph, repeats),
+                _attention_ms(decoder, policy, graph, repeats),
+                *mass,
+                gpu_bytes=torch.cuda.max_memory_allocated(decoder.device),
+            )
+        )
+        del graph
+    return figures
+
+
+def random_cache(decoder: Decoder, num_rows: int) -> KVCache:
+    """A cache of random rows with room to decode.
+
+    The keys' variance falls off over their directions, as it does in trained models: a key index
+    has something to find.
+    """
+    cache = decoder.new_cache(num_rows + _SPARE_ROWS)
+    generator = torch.Generator(decoder.device).manual_seed(1)
+    head_dim = decoder.config.head_dim
+    spread = torch.logspace(0.5, -1.5, head_dim, device=decoder.device)
+    mix = torch.linalg.qr(torch.randn(head_dim, head_dim, device=decoder.device)).Q
+    mix = (mix * spread[:, None]).to(cache.k.dtype)
+    for k, v in zip(cache.k, cache.v, strict=True):
+        v.normal_(generator=generator)
+        k.copy_(torch.matmul(torch.empty_like(k).normal_(generator=generator), mix))
+    cache.q_moment.copy_(torch.eye(decoder.config.head_dim))
+    cache.length = num_rows
+    return cache
+
+
+def _check(
+    decoder: Decoder, cache: KVCache, policy: Policy, graph: StepGraph
+) -> tuple[float | None, float | None]:
+    """Compare one step with torch operations over the rows that it read; returns both masses."""
+    num_rows = cache.length
+    token = torch.tensor([7], device=decoder.device)
+    found = graph.step(token, policy.turn, None).clone()
+    chosen = graph.chosen.long().clone() if isinstance(policy, TokenSelect) else None
+    expected = _torch_step(decoder, cache, policy, token, chosen)
+    cache.truncate(num_rows)
+    difference = relative_rms(found, expected)
+    if difference > _TOLERANCE:
+        raise LongreadError(
+            f"the logits differ from torch's by {difference:.2%} relative RMS: nothing is timed"
+        )
+    if chosen is None:
+        return None, None
+    k = cache.k[-1, :, : num_rows + 1].float()
+    q = graph.query.q.float().reshape(k.shape[0], -1, k.shape[2]) * k.shape[2] ** -0.5
+    probs = torch.softmax(torch.matmul(q, k.transpose(1, 2)), dim=-1)
+    assert isinstance(policy, TokenSelect)
+    ranges = kept_ranges(num_rows + 1, policy.turn, policy.sink_size, policy.window_size)
+    kept = probs[:, :, row_tensor(ranges, k.device)].sum(dim=-1)
+    rows = chosen[-1].clamp(min=0)[:, None].expand(-1, q.shape[1], -1)
+    mass = kept + (probs.gather(2, rows) * (chosen[-1] >= 0)[:, None]).sum(dim=-1)
+    best = kept + probs.topk(chosen.shape[2], dim=-1).values.sum(dim=-1)
+    return float(mass.mean()), float(best.mean().clamp(max=1.0))
+
+
+@dataclass
+class _Replay(Policy):
+    """Reads the kept rows and those that a graph chose."""
+
+    chosen: Tensor
+    kept: Tensor
+
+    def select(self, layer_idx: int, q: Tensor, num_rows: int) -> Tensor:
+        rows = self.chosen[layer_idx]
+        return torch.cat((self.kept.expand(rows.shape[0], -1), rows), dim=1)
+
+
+def _torch_step(
+    decoder: Decoder, cache: KVCache, policy: Policy, token: Tensor, chosen: Tensor | None
+) -> Tensor:
+    if chosen is None:
+        return decoder.decode_with_torch(token, cache, policy)
+    assert isinstance(policy, TokenSelect)
+    num_rows = cache.length + 1
+    ranges = kept_ranges(num_rows, policy.turn, policy.sink_size, policy.window_size)
+    replay = _Replay(chosen, row_tensor(ranges, token.device))
+    return decoder.decode_with_torch(token, cache, replay)
+
+
+def _step_ms(cache: KVCache, policy: Policy, graph: StepGraph, repeats: int) -> float:
+    """Median over whole rounds of a step that chooses and those that read its rows again."""
+    token = torch.tensor([7], device=cache.k.device)
+    num_rows, interval = cache.length, max(graph.plan.reselect, 1)
+
+    def one_round() -> None:
+        for _ in range(interval):
+            graph.step(token, policy.turn, None)
+            cache.length += 1
+
+    milliseconds = _median_ms(one_round, repeats) / interval
+    cache.truncate(num_rows)
+    return milliseconds
+
+
+def _attention_ms(decoder: Decoder, policy: Policy, graph: StepGraph, repeats: int) -> float:
+    """The step's choosing and attending alone, captured by themselves, mean over a round."""
+    dense = isinstance(policy, Dense)
+    layers = range(decoder.config.num_hidden_layers)
+
+    def attend(chooses: bool) -> Callable[[], None]:
+        def run_all() -> None:
+            for layer_idx in layers:
+                graph.attend(layer_idx, dense, chooses)
+
+        return run_all
+
+    interval = graph.plan.reselect
+    reading_ms = _graph_ms(attend(False), repeats) if dense or interval > 1 else 0.0
+    if dense:
+        return reading_ms
+    choosing_ms = _graph_ms(attend(True), repeats)
+    return (choosing_ms + (interval - 1) * reading_ms) / interval
+
+
+@torch.inference_mode()
+def peers(decoder: Decoder, num_rows: int, repeats: int) -> list[DecodeFigures]:
+    """Dense attention of the libraries over all layers; then a step of Hugging Face's model."""
+    cache = random_cache(decoder, num_rows)
+    config = decoder.config
+    q = torch.randn(config.num_attention_heads, config.head_dim, device=decoder.device)
+    q = q.to(decoder.dtype)
+    figures = []
+    contenders: dict[str, Callable[[], None]] = {}
+
+    def sdpa() -> None:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            for k, v in zip(cache.k, cache.v, strict=True):
+                F.scaled_dot_product_attention(
+                    q[None, :, None], k[None, :, :num_rows], v[None, :, :num_rows], enable_gqa=True
+                )
+
+    contenders["cuDNN attention"] = sdpa
+    if importlib.util.find_spec("flashinfer") is not None:
+        import flashinfer
+
+        def flash() -> None:
+            for k, v in zip(cache.k, cache.v, strict=True):
+                flashinfer.single_decode_with_kv_cache(
+                    q, k[:, :num_rows], v[:, :num_rows], kv_layout="HND", use_tensor_cores=True
+                )
+
+        contenders["FlashInfer attention"] = flash
+    for name, contender in contenders.items():
+        milliseconds = _graph_ms(contender, repeats)
+        figures.append(DecodeFigures(name, num_rows, 0.0, milliseconds))
+    figures.append(
+        DecodeFigures(
+            "Hugging Face", num_rows, _huggingface_ms(decoder, cache, num_rows, repeats), 0.0
+        )
+    )
+    return figures
+
+
+def _huggingface_ms(decoder: Decoder, cache: KVCache, num_rows: int, repeats: int) -> float:
+    """A step of its model with its own cache and SDPA, as `generate` runs it."""
+    from transformers import DynamicCache
+
+    model = huggingface_model(
+        decoder.config, decoder.network.tensors, decoder.device, decoder.dtype
+    )
+    theirs = DynamicCache()
+    for layer_idx, (k, v) in enumerate(zip(cache.k, cache.v, strict=True)):
+        theirs.update(k[None, :, :num_rows], v[None, :, :num_rows], layer_idx)
+    cache.k = cache.v = cache.k.new_empty((0,))  # theirs are copies
+    token = torch.tensor([[7]], device=decoder.device)
+
+    def step() -> None:
+        model(token, past_key_values=theirs, use_cache=True)
+
+    return _median_ms(step, min(repeats, 5))
+
+
+def _graph_ms(body: Callable[[], None], repeats: int) -> float:
+    """Median of the replays of a captured body."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        body()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        body()
+    return _median_ms(graph.replay, repeats)
+
+
+def _median_ms(body: Callable[[], None], repeats: int) -> float:
+    for _ in range(2):
+        body()
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        body()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return median(times)

@@ -1,0 +1,236 @@
+"""The decode step as kernels (on a GPU as CUDA graphs) beside the step in torch operations."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+from triton_case import DEVICE, ON_GPU
+
+from longread.bench.prefill import relative_rms
+from longread.cache import KVCache
+from longread.decode_graph import StepGraph
+from longread.model import Decoder
+from longread.policies import Dense, Policy, TokenSelect, Turn
+from longread.policies.kept import kept_ranges, row_tensor
+from longread.trace import Trace
+from longread.weights import load_config, load_weights
+
+NUM_ROWS, QUESTION_LEN, NUM_STEPS = 400, 20, 3
+DTYPE = torch.float16  # finer than bfloat16, so that less hides in the rounding
+
+
+@pytest.fixture(scope="module", params=("qwen2", "qwen3"))
+def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("graph")
+    return tiny.convert(tiny.save_hf_folder(root / "hf", request.param), root / "models")
+
+
+@pytest.fixture(scope="module")
+def narrow(converted: Path) -> Decoder:
+    """The model in the kernels' dtype."""
+    weights = load_weights(converted, device=str(DEVICE), dtype=DTYPE)
+    return Decoder(load_config(converted), weights, DEVICE, DTYPE)
+
+
+@pytest.fixture(scope="module")
+def ids(narrow: Decoder) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, narrow.config.vocab_size, (NUM_ROWS + 60,), generator=generator)
+
+
+def _asked(decoder: Decoder, ids: Tensor, policy: Policy) -> KVCache:
+    """A cache with document and question."""
+    cache = decoder.new_cache(NUM_ROWS + 60)
+    start = NUM_ROWS - QUESTION_LEN
+    decoder.prefill(ids[:start], cache)
+    policy.prepare(cache)
+    policy.start_turn(Turn(start, NUM_ROWS))
+    decoder.extend(ids[start:NUM_ROWS], cache, policy)
+    return cache
+
+
+def _trace(decoder: Decoder, keep_steps: bool) -> Trace:
+    config = decoder.config
+    return Trace(
+        config.num_hidden_layers,
+        config.num_key_value_heads,
+        NUM_ROWS - QUESTION_LEN,
+        device=decoder.device,
+        keep_steps=keep_steps,
+    )
+
+
+@dataclass
+class _Replay(Policy):
+    """Reads the rows that a graph chose, step by step."""
+
+    kept: TokenSelect
+    chosen: list[Tensor]  # [L, H_kv, budget] of each step
+    step: int = -1
+
+    def prepare(self, cache: KVCache) -> None:
+        pass
+
+    def select(self, layer_idx: int, q: Tensor, num_rows: int) -> Tensor | None:
+        self.step += layer_idx == 0
+        kept = self.kept
+        ranges = kept_ranges(num_rows, self.turn, kept.sink_size, kept.window_size)
+        always = row_tensor(ranges, q.device)
+        chosen = self.chosen[self.step][layer_idx].long()
+        return torch.cat((always.expand(chosen.shape[0], -1), chosen), dim=1)
+
+
+@torch.inference_mode()
+def _with_graph(
+    decoder: Decoder, ids: Tensor, policy: Policy, trace: Trace | None
+) -> tuple[Tensor, list[Tensor]]:
+    """Logits [steps, V], and what was chosen in each step."""
+    cache = _asked(decoder, ids, policy)
+    plan = policy.kernel_plan()
+    assert plan is not None
+    graph = StepGraph(decoder.network, cache, plan, trace.mass.shape[2] if trace else None)
+    logits, chosen = [], []
+    for row in range(NUM_ROWS, NUM_ROWS + NUM_STEPS):
+        logits.append(graph.step(ids[row : row + 1], policy.turn, trace).clone())
+        chosen.append(graph.chosen.clone())
+        cache.length = row + 1
+    return torch.stack(logits), chosen
+
+
+def _with_torch(decoder: Decoder, ids: Tensor, policy: Policy, trace: Trace) -> Tensor:
+    cache = _asked(decoder, ids, policy)
+    rows = range(NUM_ROWS, NUM_ROWS + NUM_STEPS)
+    return torch.stack([decoder.decode(ids[r : r + 1], cache, policy, trace) for r in rows])
+
+
+@pytest.mark.parametrize("policy", (Dense(), TokenSelect(budget=NUM_ROWS + 100)), ids=str)
+def test_all_rows_give_the_logits_of_torch(narrow: Decoder, ids: Tensor, policy: Policy) -> None:
+    trace, steps = _trace(narrow, False), _trace(narrow, True)
+    found, _ = _with_graph(narrow, ids, policy, trace)
+    _assert_equal_steps(found, trace, _with_torch(narrow, ids, policy, steps), steps)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    (
+        TokenSelect(budget=60, window_size=16),
+        TokenSelect(budget=60, window_size=16, vote="group-max", index="exact", reselect=2),
+        TokenSelect(budget=60, window_size=QUESTION_LEN + 9),  # joins the question
+    ),
+    ids=str,
+)
+def test_chosen_rows_give_the_logits_of_torch(
+    narrow: Decoder, ids: Tensor, policy: TokenSelect
+) -> None:
+    trace, steps = _trace(narrow, False), _trace(narrow, True)
+    found, chosen = _with_graph(narrow, ids, policy, trace)
+    for previous, now in itertools.pairwise(chosen[: policy.reselect]):
+        assert torch.equal(previous, now), "rows were chosen anew too early"
+    expected = _with_torch(narrow, ids, _Replay(policy, chosen), steps)
+    _assert_equal_steps(found, trace, expected, steps)
+    # What torch would have chosen for the same token, over all rows and not share by share.
+    whole = _trace(narrow, True)
+    _with_torch(narrow, ids, policy, whole)
+    rows = whole.steps[0][0]
+    assert rows is not None
+    for head in range(rows.shape[0]):
+        both = set(rows[head].tolist()) & set(chosen[0][0, head].tolist())
+        assert len(both) > 0.9 * policy.budget  # type: ignore[operator]
+
+
+def _assert_equal_steps(found: Tensor, trace: Trace, expected: Tensor, steps: Trace) -> None:
+    assert relative_rms(found, expected) < 0.01
+    assert trace.num_steps == steps.num_steps == NUM_STEPS
+    assert trace.fraction_kept == pytest.approx(steps.fraction_kept, abs=1e-6)
+    assert torch.equal(trace.selected, steps.selected)
+    assert relative_rms(trace.mass.cpu(), steps.mass.cpu()) < 0.01
+
+
+def test_without_a_trace_the_logits_are_the_same(narrow: Decoder, ids: Tensor) -> None:
+    policy = TokenSelect(budget=100, window_size=16)
+    traced, _ = _with_graph(narrow, ids, policy, _trace(narrow, False))
+    plain, _ = _with_graph(narrow, ids, policy, None)
+    torch.testing.assert_close(plain, traced)
+
+
+@torch.inference_mode()
+def test_rows_that_are_not_chosen_are_never_read(narrow: Decoder, ids: Tensor) -> None:
+    policy = TokenSelect(budget=40, window_size=16, reselect=100)
+
+    def second_step(poisoned: bool) -> Tensor:
+        cache, trace = _asked(narrow, ids, policy), _trace(narrow, False)
+        plan = policy.kernel_plan()
+        assert plan is not None
+        graph = StepGraph(narrow.network, cache, plan, trace.mass.shape[2])
+        graph.step(ids[NUM_ROWS : NUM_ROWS + 1], policy.turn, trace)
+        read = trace.selected.bool()
+        assert 0.05 < read.float().mean() < 0.3
+        assert not torch.equal(read[:, 0], read[:, 1]), "each KV head chooses for itself"
+        if poisoned:
+            for slab in (cache.k, cache.v):
+                slab[:, :, : read.shape[2]][~read] = torch.nan
+        cache.length = NUM_ROWS + 1
+        return graph.step(ids[NUM_ROWS + 1 : NUM_ROWS + 2], policy.turn, trace).clone()
+
+    torch.testing.assert_close(second_step(poisoned=True), second_step(poisoned=False))
+
+
+def test_after_an_undo_the_step_is_as_before(narrow: Decoder, ids: Tensor) -> None:
+    policy = TokenSelect(budget=60, window_size=16)
+    cache = _asked(narrow, ids, policy)
+    plan = policy.kernel_plan()
+    assert plan is not None
+    with torch.inference_mode():
+        graph = StepGraph(narrow.network, cache, plan, None)
+        first = []
+        for row in range(NUM_ROWS, NUM_ROWS + 3):
+            first.append(graph.step(ids[row : row + 1], policy.turn, None).clone())
+            cache.length = row + 1
+        cache.truncate(NUM_ROWS)
+        for row, expected in zip(range(NUM_ROWS, NUM_ROWS + 3), first, strict=True):
+            found = graph.step(ids[row : row + 1], policy.turn, None)
+            torch.testing.assert_close(found, expected)
+            cache.length = row + 1
+
+
+def test_a_graph_fits_its_own_cache_policy_and_trace_only(narrow: Decoder, ids: Tensor) -> None:
+    policy = TokenSelect(budget=60)
+    cache = _asked(narrow, ids, policy)
+    plan = policy.kernel_plan()
+    assert plan is not None
+    with torch.inference_mode():
+        graph = StepGraph(narrow.network, cache, plan, 10)
+        assert graph.fits(cache, plan, 10)
+        assert not graph.fits(cache, plan, None) and not graph.fits(cache, plan, 11)
+        other = TokenSelect(budget=61)
+        other.prepare(cache)
+        other_plan = other.kernel_plan()
+        assert other_plan is not None and not graph.fits(cache, other_plan, 10)
+        cache.reserve(cache.capacity + 1)
+        assert not graph.fits(cache, plan, 10)
+
+
+@pytest.mark.parametrize("vote", ("all", "threshold", "none"))
+def test_votes_without_kernels_have_no_plan(vote: str) -> None:
+    assert TokenSelect(budget=10, vote=vote).kernel_plan() is None
+
+
+@pytest.mark.skipif(not ON_GPU, reason="on the CPU the torch operations are the path")
+@pytest.mark.gpu
+def test_the_decoder_takes_the_graph_on_a_gpu(narrow: Decoder, ids: Tensor) -> None:
+    policy = TokenSelect(budget=60, window_size=16)
+    cache = _asked(narrow, ids, policy)
+    trace = _trace(narrow, False)
+    narrow.decode(ids[NUM_ROWS : NUM_ROWS + 1], cache, policy, trace)
+    assert narrow._graph is not None and cache.length == NUM_ROWS + 1
+    assert int(trace.selected.sum()) > 0
+    capacity = cache.capacity
+    for _ in range(capacity - cache.length + 2):  # grows, and captures anew
+        logits = narrow.decode(ids[:1], cache, policy, trace)
+    assert cache.capacity > capacity and torch.isfinite(logits).all()
