@@ -194,7 +194,7 @@ def choose_rows(
         FOLD=max(1, 8 // group),
         STRIPE_BYTES=STRIPE * index_dim * index.rows.element_size(),
         NEXT_CHUNKS=_power_of_two(triton.cdiv(next_chunks, num_kv_heads * num_shares)),
-        num_warps=min(8, max(2, share_rows // 1024)),
-        num_stages=3,
+        num_warps=8 if share_rows > 2048 else 4,
+        num_stages=4,
         **launch_options(query.codes),
     )

@@ -106,7 +106,7 @@ def _run(argv: Sequence[str] | None, services: Services | None) -> int:
 
 
 def _ending(error: BaseException) -> int:
-    from longread.errors import LongreadError
+    from longread.errors import LongreadError, ModelError
 
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1
@@ -131,6 +131,12 @@ def _ending(error: BaseException) -> int:
     if isinstance(error, LongreadError):
         _say(str(error))
         return error.exit_code
+    if _is_out_of_memory(error):
+        _say(
+            "the memory of the device is full: read fewer pages (--pages), take a smaller model, "
+            "or --device cpu"
+        )
+        return ModelError.exit_code
     if isinstance(error, OSError):
         _silence(sys.stdout)
         # Files are opened by name; what fails without one and is full is the output.
@@ -140,6 +146,13 @@ def _ending(error: BaseException) -> int:
     hint = "" if verbose else "; run it again with -v to see where, and please report it"
     _say(f"{type(error).__name__}: {error}{hint}")
     return 1
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Python's own kind, CUDA's, and the plain RuntimeError of torch's CPU allocator."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def _say(message: str) -> None:

@@ -38,6 +38,8 @@ COMMANDS = (
     "bench",
     "bench ask",
     "bench prefill",
+    "bench decode",
+    "bench load",
     "bench pages",
 )
 

@@ -300,6 +300,26 @@ def test_unexpected_errors_are_one_line(cli: Cli) -> None:
     )
 
 
+class OutOfMemoryError(RuntimeError):
+    """Named as torch names it, which the tests of the command line do not import."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    (
+        OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 GiB."),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ),
+    ids=lambda error: type(error).__name__,
+)
+def test_a_full_memory_is_a_device_error_with_a_remedy(cli: Cli, error: Exception) -> None:
+    cli.fake = FakeServices(at_open=raising(error))
+    result = cli("ask", "book.txt", "When?")
+    assert (result.code, result.out) == (7, "")
+    assert "--pages" in last_error(result) and "--device cpu" in last_error(result)
+
+
 def test_verbose_shows_the_traceback(cli: Cli, capsys: Capture) -> None:
     cli.fake = FakeServices(at_ask=raising(ZeroDivisionError("division by zero")))
     assert main(["ask", "-v", "book.txt", "When?"], cli.fake.services()) == 1

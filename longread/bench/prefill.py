@@ -2,7 +2,8 @@
 
 Both contenders are started in turn, several times; each reports its own wall time and its peak
 resident memory. A run whose last logits differ from Hugging Face's by over 2 % relative RMS in
-bfloat16 (0.01 % in float32) is not reported.
+bfloat16 (0.01 % in float32) is not reported, unless they are as near to Hugging Face's in float32
+as its own are: random tokens make some models differ from themselves by more than that.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from longread.policies import Dense
 from longread.weights import ModelConfig
 
 CONTENDERS = ("longread", "huggingface")
+_AS_NEAR = 1.1  # our distance from float32's logits over Hugging Face's, at most
 _TOLERANCE = {torch.bfloat16: 0.02, torch.float32: 1e-4}
 
 
@@ -55,22 +57,35 @@ def run(
         for repeat in range(repeats):
             for contender in CONTENDERS[:: 1 if repeat % 2 == 0 else -1]:
                 out = Path(directory) / f"{contender}.pt"
-                arguments = [model, device, dtype, str(num_tokens), contender, str(out)]
-                command = [sys.executable, "-m", "longread.bench.prefill", *arguments]
-                child = subprocess.run(command, capture_output=True, text=True, check=False)
-                if child.returncode != 0:
-                    last = (child.stderr.strip().splitlines() or ["no message"])[-1]
-                    raise LongreadError(f"the prefill of {contender} failed: {last}")
-                runs.append(PrefillRun(**json.loads(child.stdout)))
-                logits[contender] = torch.load(out, weights_only=True)
-    difference = relative_rms(logits["longread"], logits["huggingface"])
-    tolerance = _TOLERANCE[choose_dtype(dtype)]
-    if difference > tolerance:
-        raise LongreadError(
-            f"the logits differ by {difference:.2%} relative RMS, over {tolerance:.2%}: "
-            "nothing is reported"
-        )
+                timed, logits[contender] = _run_child(
+                    model, device, dtype, num_tokens, contender, out
+                )
+                runs.append(timed)
+        difference = relative_rms(logits["longread"], logits["huggingface"])
+        tolerance = _TOLERANCE[choose_dtype(dtype)]
+        if difference > tolerance:
+            out = Path(directory) / "reference.pt"
+            _, reference = _run_child(model, device, "float32", num_tokens, "huggingface", out)
+            ours, theirs = (relative_rms(logits[name], reference) for name in CONTENDERS)
+            if ours > theirs * _AS_NEAR:
+                raise LongreadError(
+                    f"the logits differ by {difference:.2%} relative RMS, over {tolerance:.2%}, "
+                    f"and from float32's by {ours:.2%} where Hugging Face's differ by "
+                    f"{theirs:.2%}: nothing is reported"
+                )
     return runs, difference
+
+
+def _run_child(
+    model: str, device: str, dtype: str, num_tokens: int, contender: str, out: Path
+) -> tuple[PrefillRun, Tensor]:
+    arguments = [model, device, dtype, str(num_tokens), contender, str(out)]
+    command = [sys.executable, "-m", "longread.bench.prefill", *arguments]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    if child.returncode != 0:
+        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        raise LongreadError(f"the prefill of {contender} failed: {last}")
+    return PrefillRun(**json.loads(child.stdout)), torch.load(out, weights_only=True)
 
 
 def relative_rms(found: Tensor, reference: Tensor) -> float:
