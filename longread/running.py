@@ -76,14 +76,14 @@ def drop_running_lines(pages: Sequence[str], page_indices: Sequence[int]) -> lis
     num_with_text = sum(1 for page in pages if page.strip())
     needed = max(_RUNNING_PAGES, round(_RUNNING_SHARE * num_with_text))
     numbered = max(_NUMBERED_PAGES, round(_NUMBERED_SHARE * num_with_text))
-    offsets = {offset for offset, number in num_pages_by_offset.items() if number >= numbered}
+    usual = {offset for offset, number in num_pages_by_offset.items() if number >= numbered}
     running = {
         line
         for line, num_pages in num_pages_by_line.items()
         if num_pages >= (_RUNNING_PAGES if line.is_roman else needed) and not line.is_loose
     }
     heads = {line for line in running if line.head}
-    body = _body(split, candidates, running, offsets)
+    body = _body(split, candidates, running, usual)
     seen: set[_Line] = set()
     kept = []
     for lines, page_idx, found in zip(split, page_indices, candidates, strict=True):
@@ -98,7 +98,7 @@ def drop_running_lines(pages: Sequence[str], page_indices: Sequence[int]) -> lis
                 if line in seen or not line.head or _stands_in(line.head, body):
                     dropped.add(line_idx)
                 seen.add(line)
-            elif line.number_offset in offsets and not line.is_roman:
+            elif line.number_offset in usual and not line.is_roman:
                 if not line.head or _stands_in(line.head, body):
                     dropped.add(line_idx)
         rest = [line for line_idx, line in enumerate(lines) if line_idx not in dropped]

@@ -108,8 +108,8 @@ def _print_completeness(run: Run, document: Document, against: str, *, as_json: 
             "moved_share": found.moved_share,
             "extra_share": found.extra_share,
         }
-        for difference, (page, line) in zip(record["differences"], places, strict=True):
-            difference |= {"page": page, "line": line}
+        for difference, (page, line_number) in zip(record["differences"], places, strict=True):
+            difference |= {"page": page, "line": line_number}
         run.print_json(record)
         return
     num_extra = found.num_read - found.num_found - found.num_moved

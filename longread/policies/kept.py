@@ -17,7 +17,8 @@ def kept_ranges(num_rows: int, turn: Turn, sink_size: int, window_size: int) -> 
     The last range ends at num_rows, and may be empty.
     """
     window = max(num_rows - window_size, 0)
-    ranges, covered = [], 0
+    ranges: Ranges = []
+    covered = 0
     for start, end in sorted(
         ((0, sink_size), (turn.question_start, turn.question_end), (window, num_rows))
     ):
