@@ -21,21 +21,21 @@ from longread.policies.kept import kept_ranges, row_tensor
 from longread.trace import Trace
 from longread.weights import load_config, load_weights
 
-NUM_ROWS, QUESTION_LEN, NUM_STEPS = 400, 20, 3
+NUM_ROWS, QUESTION_LEN, NUM_STEPS = 400, 20, 2
 DTYPE = torch.float16  # finer than bfloat16, so that less hides in the rounding
 
 
-@pytest.fixture(scope="module", params=("qwen2", "qwen3"))
-def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("graph")
-    return tiny.convert(tiny.save_hf_folder(root / "hf", request.param), root / "models")
+def _narrow(family: str, root: Path) -> Decoder:
+    """A tiny model in the kernels' dtype."""
+    converted = tiny.convert(tiny.save_hf_folder(root / "hf", family), root / "models")
+    weights = load_weights(converted, device=str(DEVICE), dtype=DTYPE)
+    return Decoder(load_config(converted), weights, DEVICE, DTYPE)
 
 
 @pytest.fixture(scope="module")
-def narrow(converted: Path) -> Decoder:
-    """The model in the kernels' dtype."""
-    weights = load_weights(converted, device=str(DEVICE), dtype=DTYPE)
-    return Decoder(load_config(converted), weights, DEVICE, DTYPE)
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    """With biases on queries, keys and values."""
+    return _narrow("qwen2", tmp_path_factory.mktemp("graph"))
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +144,14 @@ def test_chosen_rows_give_the_logits_of_torch(
         assert len(both) > 0.9 * policy.budget  # type: ignore[operator]
 
 
+def test_a_model_with_head_norms(ids: Tensor, tmp_path: Path) -> None:
+    decoder, policy = _narrow("qwen3", tmp_path), TokenSelect(budget=60, window_size=16)
+    trace, steps = _trace(decoder, False), _trace(decoder, True)
+    found, chosen = _with_graph(decoder, ids, policy, trace)
+    expected = _with_torch(decoder, ids, _Replay(policy, chosen), steps)
+    _assert_equal_steps(found, trace, expected, steps)
+
+
 def _assert_equal_steps(found: Tensor, trace: Trace, expected: Tensor, steps: Trace) -> None:
     assert relative_rms(found, expected) < 0.01
     assert trace.num_steps == steps.num_steps == NUM_STEPS
@@ -189,11 +197,11 @@ def test_after_an_undo_the_step_is_as_before(narrow: Decoder, ids: Tensor) -> No
     with torch.inference_mode():
         graph = StepGraph(narrow.network, cache, plan, None)
         first = []
-        for row in range(NUM_ROWS, NUM_ROWS + 3):
+        for row in range(NUM_ROWS, NUM_ROWS + 2):
             first.append(graph.step(ids[row : row + 1], policy.turn, None).clone())
             cache.length = row + 1
         cache.truncate(NUM_ROWS)
-        for row, expected in zip(range(NUM_ROWS, NUM_ROWS + 3), first, strict=True):
+        for row, expected in zip(range(NUM_ROWS, NUM_ROWS + 2), first, strict=True):
             found = graph.step(ids[row : row + 1], policy.turn, None)
             torch.testing.assert_close(found, expected)
             cache.length = row + 1
