@@ -129,6 +129,8 @@ def matvec(
     # Measured on an H200: many narrow programs for tall matrices, wide ones for the others.
     tall = gated or num_rows > 1 << 16
     block_n, block_k, num_warps = (2, 512, 2) if tall else (2, 2048, 4)
+    if not x.is_cuda:
+        block_n = 64  # Triton's interpreter takes one program after another
     block_k = min(block_k, triton.next_power_of_2(num_columns))
     matvec_kernel[(triton.cdiv(num_rows, block_n),)](
         x,

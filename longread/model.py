@@ -88,7 +88,10 @@ class Decoder:
     def extend(
         self, token_ids: Tensor, cache: KVCache, policy: Policy, trace: Trace | None = None
     ) -> Tensor:
-        """Read a question with dense attention to every row; logits [V] fp32 of its last token."""
+        """Read a question with dense attention to every row that the policy has not evicted.
+
+        Returns the logits [V] fp32 of its last token.
+        """
         self._check_window(cache.length + token_ids.shape[0])
         normed = torch.empty(0)
         chunks = token_ids.split(_CHUNK_TOKENS[self.device.type])
@@ -172,9 +175,10 @@ class Decoder:
             else:
                 policy.observe(layer_idx, q, start)
                 policy.appended(layer_idx, start, end)
+            left = policy.left(layer_idx, start) if policy is not None else None
             if trace is not None:
-                prompt_mass(q[-1], cache, layer_idx, end, trace)
-            attended = causal_attention(q, cache, layer_idx, start)
+                prompt_mass(q[-1], cache, layer_idx, start, end, left, trace)
+            attended = causal_attention(q, cache, layer_idx, start, left)
             hidden, normed = self._finish_layer(layer_idx, hidden, attended)
             if on_layer is not None:
                 on_layer(start + (end - start) * (layer_idx + 1) // len(self.network.layers))

@@ -34,7 +34,7 @@ from longread.ingest import (
 )
 from longread.live import Emit, Live, live
 from longread.model import Decoder
-from longread.policies import make_policy
+from longread.policies import Turn, make_policy
 from longread.prompt import ChatFormat, DocumentPrompt, question_ids
 from longread.reply import Reply, generate
 from longread.sampling import Sampler, SamplingParams
@@ -172,6 +172,8 @@ class Session:
         for turn in turns:
             ids = self._pending_ids + self._question_ids(turn.question)
             mark = (self._cache.length, self._pending_ids)
+            start = self._cache.length
+            self._policy.start_turn(Turn(start + len(self._pending_ids), start + len(ids)))
             self._decoder.extend(torch.tensor(ids), self._cache, self._policy)
             self._marks.append(mark)
             self._pending_ids = self._tokenizer.encode(turn.answer.text)

@@ -36,10 +36,11 @@ def ids(decoder: Decoder) -> Tensor:
     return torch.randint(0, decoder.config.vocab_size, (NUM_ROWS + 60,), generator=generator)
 
 
-def _make(name: str, budget: int) -> Policy:
+def _make(name: str, budget: int, window_size: int = 256) -> Policy:
     policy_type = POLICIES[name]
-    takes_budget = "budget" in {field.name for field in dataclasses.fields(policy_type)}
-    return policy_type(budget=budget) if takes_budget else policy_type()  # type: ignore[call-arg]
+    values = {"budget": budget, "window_size": window_size}
+    names = {field.name for field in dataclasses.fields(policy_type)}
+    return policy_type(**{name: value for name, value in values.items() if name in names})
 
 
 def _ask(
@@ -198,9 +199,130 @@ class _NoScalars(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("vote", VOTES)
-def test_the_decode_path_never_waits_for_a_tensor(decoder: Decoder, ids: Tensor, vote: str) -> None:
-    policy = TokenSelect(budget=30, vote=vote, window_size=16)
+def _two_turns(
+    decoder: Decoder,
+    ids: Tensor,
+    policy: Policy,
+    between: Callable[[KVCache, Trace], None] | None = None,
+) -> tuple[Tensor, Trace, Trace]:
+    """Logits of a second question and its answer, and the traces of both turns."""
+    cache, traces, logits = decoder.new_cache(NUM_ROWS), (_trace(decoder), _trace(decoder)), []
+    decoder.prefill(ids[:300], cache)
+    policy.prepare(cache)
+    for turn, trace in enumerate(traces):
+        if turn == 1 and between is not None:
+            between(cache, traces[0])
+        start, end = cache.length, cache.length + QUESTION_LEN
+        policy.start_turn(Turn(start, end))
+        logits = [decoder.extend(ids[start:end], cache, policy, trace)]
+        for position in range(end, end + 4):
+            logits.append(decoder.decode(ids[position : position + 1], cache, policy, trace))
+    return torch.stack(logits), *traces
+
+
+def _read_in(step: list[Tensor | None], layer_idx: int, head: int, num_heads: int) -> set[int]:
+    """The rows that one KV head of a layer read in a step of a trace."""
+    indices = step[layer_idx]
+    assert indices is not None, "everything was read"
+    return set(indices[head * len(indices) // num_heads].tolist()) - {-1}
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name != "dense"])
+def test_evicted_rows_are_gone_for_the_next_turn_and_others_are_not(
+    decoder: Decoder, ids: Tensor, name: str
+) -> None:
+    num_heads = decoder.config.num_key_value_heads
+
+    def dropped(trace: Trace, layer_idx: int, head: int) -> set[int]:
+        return set(range(300)) - _read_in(trace.steps[-1], layer_idx, head, num_heads)
+
+    def poison(cache: KVCache, trace: Trace) -> None:
+        for layer_idx in range(cache.num_layers):
+            for head in range(num_heads):
+                rows = sorted(dropped(trace, layer_idx, head))
+                cache.k[layer_idx, head, rows] = torch.nan
+                cache.v[layer_idx, head, rows] = torch.nan
+
+    logits, first, second = _two_turns(decoder, ids, _make(name, 30, 16))
+    num_dropped, back = 0, set[int]()
+    for layer_idx in range(decoder.config.num_hidden_layers):
+        for head in range(num_heads):
+            gone = dropped(first, layer_idx, head)
+            num_dropped += len(gone)
+            for step in second.steps:
+                back |= gone & _read_in(step, layer_idx, head, num_heads)
+    assert num_dropped > 300 and torch.isfinite(logits).all()
+    if not POLICIES[name].evicts:
+        assert back
+        return
+    assert not back
+    poisoned, _, second = _two_turns(decoder, ids, _make(name, 30, 16), between=poison)
+    torch.testing.assert_close(poisoned, logits)  # the second question did not read them either
+    assert torch.isfinite(second.mass).all()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_undone_turns_leave_no_trace_in_what_is_left(
+    decoder: Decoder, ids: Tensor, name: str
+) -> None:
+    """After an undo the rows of the turn are written anew: none may be named twice, or too many."""
+    policy, cache = _make(name, 30, 16), decoder.new_cache(NUM_ROWS)
+    decoder.prefill(ids[:300], cache)
+    policy.prepare(cache)
+    for question_len in (20, 3, 40):
+        cache.truncate(300)
+        start, end = 300, 300 + question_len
+        policy.start_turn(Turn(start, end))
+        decoder.extend(ids[start:end], cache, policy)
+        trace = _trace(decoder)
+        for position in range(end, end + 4):
+            decoder.decode(ids[position : position + 1], cache, policy, trace)
+            for indices in trace.steps[-1]:
+                for rows in [] if indices is None else indices.tolist():
+                    named = [row for row in rows if row >= 0]
+                    assert len(named) == len(set(named)) and set(range(start, position)) <= {*named}
+                    assert max(named) == position
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_an_answer_without_tokens_is_followed_by_another_turn(
+    decoder: Decoder, ids: Tensor, name: str
+) -> None:
+    policy, cache = _make(name, 30, 16), decoder.new_cache(NUM_ROWS)
+    decoder.prefill(ids[:300], cache)
+    policy.prepare(cache)
+    for start in (300, 310):
+        policy.start_turn(Turn(start, start + 10))
+        decoder.extend(ids[start : start + 10], cache, policy)
+    trace = _trace(decoder)
+    assert torch.isfinite(decoder.decode(ids[:1], cache, policy, trace)).all()
+    assert (policy.left(0, 320) is not None) == policy.evicts
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_each_policy_keeps_more_mass_with_a_larger_budget(
+    decoder: Decoder, ids: Tensor, name: str
+) -> None:
+    kept = [
+        mass_kept(decoder, ids, lambda _, rows=rows: _make(name, rows, 16))
+        for rows in (10, 150, 1000)
+    ]
+    masses = [figures["mass_kept"] for figures in kept]
+    assert masses == sorted(masses) and abs(masses[-1] - 1.0) < 1e-6
+    assert name == "dense" or (masses[0] < 0.95 and kept[0]["fraction_kept"] < 0.5)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        *(_make(name, 30, 16) for name in POLICIES),
+        *(TokenSelect(budget=30, vote=vote, window_size=16) for vote in VOTES),
+    ],
+    ids=repr,
+)
+def test_the_decode_path_never_waits_for_a_tensor(
+    decoder: Decoder, ids: Tensor, policy: Policy
+) -> None:
     cache = decoder.new_cache(NUM_ROWS)
     decoder.prefill(ids[: NUM_ROWS - QUESTION_LEN], cache)
     policy.prepare(cache)

@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from longread.config import POLICY_NAMES
+
 
 def _be_verbose(value: bool) -> bool:
     if value:
@@ -38,7 +40,9 @@ KvDtype = Annotated[
 Policy = Annotated[
     str | None,
     typer.Option(
-        "--policy", metavar="NAME", help="What each answer token reads: tokenselect or dense."
+        "--policy",
+        metavar="NAME",
+        help=f"What each answer token reads: {', '.join(POLICY_NAMES)}.",
     ),
 ]
 Budget = Annotated[

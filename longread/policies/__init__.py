@@ -7,21 +7,35 @@ import dataclasses
 from longread.config import Settings, parse_budget
 from longread.policies.base import KernelPlan, Policy, Turn
 from longread.policies.dense import Dense
+from longread.policies.streaming import Streaming
 from longread.policies.tokenselect import TokenSelect
 
-POLICIES: dict[str, type[Policy]] = {"dense": Dense, "tokenselect": TokenSelect}
+POLICIES: dict[str, type[Policy]] = {
+    "dense": Dense,
+    "tokenselect": TokenSelect,
+    "streaming": Streaming,
+}
 
-__all__ = ["POLICIES", "Dense", "KernelPlan", "Policy", "TokenSelect", "Turn", "make_policy"]
+__all__ = [
+    "POLICIES",
+    "Dense",
+    "KernelPlan",
+    "Policy",
+    "Streaming",
+    "TokenSelect",
+    "Turn",
+    "make_policy",
+]
 
 
 def make_policy(settings: Settings, num_rows: int) -> Policy:
-    """The policy of `settings`, whose fields are settings of the same name.
+    """The policy of `settings`: a field takes the setting of its name, others what the paper has.
 
     num_rows: rows of the documents, of which a budget given as a fraction is one.
     """
     policy_type = POLICIES[settings.policy]
-    names = [field.name for field in dataclasses.fields(policy_type) if field.init]
-    values = {name: getattr(settings, name) for name in names}
+    names = {field.name for field in dataclasses.fields(policy_type) if field.init}
+    values = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
     if "budget" in values:
         values["budget"] = parse_budget(settings.budget).resolve(num_rows)
     return policy_type(**values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -38,6 +39,7 @@ class KernelPlan:
 class Policy:
     """Reads every row. A subclass overrides what it needs; the fields are its hyper-parameters."""
 
+    evicts: ClassVar[bool] = False  # whether rows that it drops are never read again
     turn: Turn = field(default=Turn(), init=False, repr=False)
 
     def prepare(self, cache: KVCache) -> None:
@@ -52,6 +54,13 @@ class Policy:
 
     def appended(self, layer_idx: int, start: int, end: int) -> None:
         """Called when rows [start, end) of one layer have been written."""
+
+    def left(self, layer_idx: int, num_rows: int) -> Tensor | None:
+        """Which of rows [0, num_rows) a question may still read; None where nothing was evicted.
+
+        int64 [H_kv, n] or [1, n] with -1 for empty places; rows from num_rows on are not named.
+        """
+        return None
 
     def select(self, layer_idx: int, q: Tensor, num_rows: int) -> Tensor | None:
         """Rows for one token: int64 [sets, n] with -1 for empty places; None means all rows.
