@@ -1,0 +1,65 @@
+"""StreamingLLM (arXiv 2309.17453): the attention sinks and the newest rows; the rest is evicted.
+
+Differences from the paper: the documents and the first question are read densely, as for every
+policy here, and rows are dropped when the answer begins; keys keep the positions at which they were
+read, where the paper counts positions inside what is left (the same as long as the documents fit
+the window). Dropped rows stay in the slab, so no memory is saved, but nothing reads them again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from longread.cache import KVCache
+from longread.policies.base import Policy, Turn
+from longread.policies.kept import row_tensor
+
+
+@dataclass
+class Streaming(Policy):
+    """Reads the first `sink_size` rows and the last `window_size + budget` (None: all rows).
+
+    The budget lengthens the window, so that the policies compare at the same number of rows.
+    """
+
+    evicts: ClassVar[bool] = True
+    budget: int | None
+    sink_size: int = 4
+    window_size: int = 256
+    _first_left: int = field(default=0, init=False, repr=False)  # of the rows behind the sinks
+    _num_read: int = field(default=0, init=False, repr=False)
+    _device: torch.device = field(default=torch.device("cpu"), init=False, repr=False)
+
+    def prepare(self, cache: KVCache) -> None:
+        self._device = cache.k.device
+
+    def start_turn(self, turn: Turn) -> None:
+        super().start_turn(turn)
+        self._evict(self._num_read)  # where the last turn's answer had no token
+
+    def observe(self, layer_idx: int, q: Tensor, start: int) -> None:
+        self._num_read = start + q.shape[0]
+
+    def left(self, layer_idx: int, num_rows: int) -> Tensor | None:
+        return None if self._first_left == 0 else self._rows(num_rows)
+
+    def select(self, layer_idx: int, q: Tensor, num_rows: int) -> Tensor | None:
+        self._evict(num_rows)
+        return None if self._first_left == 0 else self._rows(num_rows)
+
+    def _evict(self, num_rows: int) -> None:
+        """Move the window to the end of rows [0, num_rows); it never moves back."""
+        if self.budget is None:
+            return
+        first = num_rows - self.window_size - self.budget
+        if first > self.sink_size:
+            self._first_left = max(self._first_left, first)
+
+    def _rows(self, num_rows: int) -> Tensor:
+        sinks, first = min(self.sink_size, num_rows), min(self._first_left, num_rows)
+        ranges = [(0, sinks), (max(first, sinks), num_rows)]
+        return row_tensor(ranges, self._device)[None]
