@@ -7,6 +7,7 @@ import dataclasses
 from longread.config import Settings, parse_budget
 from longread.policies.base import KernelPlan, Policy, Turn
 from longread.policies.dense import Dense
+from longread.policies.quest import Quest
 from longread.policies.streaming import Streaming
 from longread.policies.tokenselect import TokenSelect
 
@@ -14,6 +15,7 @@ POLICIES: dict[str, type[Policy]] = {
     "dense": Dense,
     "tokenselect": TokenSelect,
     "streaming": Streaming,
+    "quest": Quest,
 }
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "Dense",
     "KernelPlan",
     "Policy",
+    "Quest",
     "Streaming",
     "TokenSelect",
     "Turn",
