@@ -202,6 +202,12 @@ def _models(settings: Settings) -> list[Check]:
 
 
 def _triton(settings: Settings) -> list[Check]:
+    import torch
+    from longread_kernels.dispatch import triton_missing
+
+    if torch.cuda.is_available() and (reason := triton_missing()):
+        remedy = "until it is remedied a GPU answers through torch's own operations, which is slow"
+        return [Check("triton", WARN, reason, remedy)]
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:

@@ -147,6 +147,12 @@ class Decoder:
             self._graph = StepGraph(self.network, cache, plan, num_counted)
         return self._graph
 
+    def slow_because(self) -> str | None:
+        """Why a GPU's kernels cannot be used on it, or None where they can and on the CPU."""
+        if self.device.type != "cuda":
+            return None
+        return ops.triton_missing(self.device.index or 0)
+
     def check_finite(self, computed: Tensor) -> None:
         """Raise ModelError where what the model computed is no number. Waits for the device."""
         if not computed.isfinite().all():

@@ -222,6 +222,8 @@ class Session:
             num_all = sum(len(item.token_ids) for item in tokenized)
             emit(Notice(f"only the first {num_read:,} of {num_all:,} tokens are read (--truncate)"))
         self._decoder = Decoder.load(model_dir, settings.device, settings.dtype)
+        if slow := self._decoder.slow_because():
+            emit(Notice(f"answers come through torch's own operations, which is slow: {slow}"))
         num_rows = len(self._prompt.token_ids)
         self._cache: KVCache = self._decoder.new_cache(
             min(self._config.window, num_rows + 2 * reserve)

@@ -182,3 +182,28 @@ def test_logits_of_bf16_heads_are_not_rounded(chosen: bool) -> None:
     torch.testing.assert_close(probs, torch.softmax(logits, dim=1).float(), rtol=1e-3, atol=1e-4)
     scores = ops.score(q.view(2, 2, -1), k).flatten(0, 1)
     torch.testing.assert_close(scores * HEAD_DIM**-0.5, logits.float(), rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "spec, capability, compiler, reason",
+    (
+        (None, (9, 0), "/usr/bin/cc", "not installed"),
+        ("triton", (7, 5), "/usr/bin/cc", "7.5"),
+        ("triton", (9, 0), None, "C compiler"),
+        ("triton", (8, 0), "/usr/bin/cc", None),
+    ),
+)
+def test_what_keeps_kernels_from_a_gpu_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+    spec: str | None,
+    capability: tuple[int, int],
+    compiler: str | None,
+    reason: str | None,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    monkeypatch.setattr("shutil.which", lambda name: compiler)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    ops.triton_missing.cache_clear()
+    found = ops.triton_missing()
+    ops.triton_missing.cache_clear()
+    assert found is None if reason is None else reason in (found or "")
