@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from longread.cache import KVCache
-from longread.policies import Policy, Quest, Streaming, Turn
+from longread.policies import Policy, PyramidKV, Quest, SnapKV, Streaming, Turn
+from longread.policies.mass import column_mass
 
 LENGTHS, GROUPS = (1, 63, 64, 65, 1000), (1, 3, 4, 7)
 NUM_KV_HEADS, HEAD_DIM, NUM_LAYERS = 2, 8, 2
@@ -99,3 +100,83 @@ def test_quest_reads_the_blocks_with_the_highest_bounds(num_rows: int, group: in
         best = sorted(votes.values(), reverse=True)[:32]
         found = sorted(votes[r] for r in _rows_of(indices, head, num_rows) - {num_rows - 1})
         assert found[::-1][:32] == pytest.approx(best)
+
+
+def _probs(cache: KVCache, layer_idx: int, head: int, q: Tensor, start: int) -> Tensor:
+    """Causal attention [T, G, S] fp64 of one KV head, q: [T, H_q, D] standing at row `start`."""
+    group = q.shape[1] // NUM_KV_HEADS
+    k, own = cache.k[layer_idx, head].double(), q[:, head * group : (head + 1) * group].double()
+    probs = torch.zeros(q.shape[0], group, k.shape[0], dtype=torch.float64)
+    for token in range(q.shape[0]):
+        end = start + token + 1
+        logits = own[token] @ k[:end].T / HEAD_DIM**0.5
+        probs[token, :, :end] = torch.softmax(logits, dim=-1)
+    return probs
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("num_rows", LENGTHS)
+def test_column_mass_is_the_sum_of_probabilities(
+    num_rows: int, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longread.policies.mass._MAX_SCORES", 3 * group * num_rows)  # 3 queries
+    cache, num_queries = _cache(num_rows), min(num_rows, 7)
+    q, start = _queries(num_queries, group), num_rows - num_queries
+    found = column_mass(q, cache.k[0], start)
+    for head in range(NUM_KV_HEADS):
+        expected = _probs(cache, 0, head, q, start).sum(dim=(0, 1))
+        torch.testing.assert_close(found[head].double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ("max", "avg"))
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("num_rows", LENGTHS)
+def test_snapkv_keeps_what_the_end_of_the_question_attends_to(
+    num_rows: int, group: int, pooling: str
+) -> None:
+    cache, question_len = _cache(num_rows), min(num_rows, 12)
+    q, question = _queries(question_len, group), num_rows - question_len
+    policy = SnapKV(10, sink_size=2, window_size=5, observe_size=8, pooling=pooling, kernel_size=5)
+    _ask(policy, cache, q, question_len)
+    indices = policy.select(1, q[-1], num_rows)
+    assert (indices is None) == (num_rows == 1)
+    kept = {*range(min(num_rows, 2)), *range(question, num_rows)}
+    first = num_rows - min(question_len, 8)
+    for head in range(NUM_KV_HEADS if indices is not None else 0):
+        mass = _probs(cache, 1, head, q[-8:], first).sum(dim=(0, 1))[:first]
+        around = [mass[max(row - 2, 0) : row + 3] for row in range(first)]
+        votes = [float(near.max() if pooling == "max" else near.sum() / 5) for near in around]
+        eligible = {row: votes[row] for row in range(question) if row not in kept}
+        found = _rows_of(indices, head, num_rows)
+        assert kept <= found and len(found) == len(kept) + 10
+        least = min(eligible[row] for row in found - kept)
+        assert least >= sorted(eligible.values(), reverse=True)[9] - 1e-6
+    later = policy.select(1, q[-1], num_rows - 1 + 3)
+    assert indices is None or later is not None and later.shape[1] == indices.shape[1] + 2
+
+
+def test_snapkv_observes_a_question_that_comes_in_chunks() -> None:
+    cache, q = _cache(100), _queries(12, 3)
+    whole, chunked = (SnapKV(10, window_size=5, observe_size=8) for _ in range(2))
+    _ask(whole, cache, q, 12)
+    chunked.prepare(cache)
+    chunked.start_turn(Turn(88, 100))
+    chunked.observe(0, q[:7], 88)
+    chunked.observe(0, q[7:], 95)
+    found, expected = (policy.select(0, q[0], 100) for policy in (chunked, whole))
+    assert _rows_of(found, 0, 100) == _rows_of(expected, 0, 100)
+
+
+@pytest.mark.parametrize("num_layers", (1, 2, 7, 30))
+@pytest.mark.parametrize(("budget", "eligible"), ((100, 1000), (800, 1000), (1, 1000), (1000, 999)))
+def test_pyramidkv_gives_the_layers_a_line_with_the_same_total(
+    num_layers: int, budget: int, eligible: int
+) -> None:
+    policy = PyramidKV(budget)
+    cache = KVCache(num_layers, 1, 1, 1, device=torch.device("cpu"), dtype=torch.float32)
+    policy.prepare(cache)
+    budgets = [policy.layer_budget(layer, eligible) or 0 for layer in range(num_layers)]
+    assert sum(budgets) == num_layers * budget and max(budgets) <= max(eligible, budget)
+    if budget == 100 and num_layers > 1:
+        assert budgets[0] == 195 and budgets[-1] == 5
+        assert all(upper <= lower for lower, upper in zip(budgets, budgets[1:], strict=False))

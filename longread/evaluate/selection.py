@@ -1,8 +1,9 @@
 """Attention mass that a policy keeps, without generation: `longread eval --selection-only`.
 
-The document is prefilled but for its last tokens, which are then fed one by one with dense
-attention. At each of them, in every layer, the policy selects rows for the true query, and the
-softmax mass of the exact keys on those rows is measured.
+The document is prefilled but for its last tokens. Some of these are read as a question is, for the
+policies that judge by it; the others are then fed one by one with dense attention. At each of them,
+in every layer, the policy selects rows for the true query, and the softmax mass of the exact keys
+on those rows is measured.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from longread.tokenizer import Tokenizer
 from longread.weights import prepare
 
 NUM_QUERIES = 30
+NUM_OBSERVED = 32
 
 
 @dataclass
@@ -43,6 +45,9 @@ class _Measured(Policy):
 
     def start_turn(self, turn: Turn) -> None:
         self.inner.start_turn(turn)
+
+    def observe(self, layer_idx: int, q: Tensor, start: int) -> None:
+        self.inner.observe(layer_idx, q, start)
 
     def appended(self, layer_idx: int, start: int, end: int) -> None:
         self.inner.appended(layer_idx, start, end)
@@ -72,14 +77,15 @@ def mass_kept(
 ) -> dict[str, float]:
     """Mean over layers, query heads and the last 30 tokens of the mass on kept rows.
 
-    token_ids: [S] int64, S over 30; make_policy takes the number of rows. Returns `mass_kept`,
+    token_ids: [S] int64, S over 31; make_policy takes the number of rows. Returns `mass_kept`,
     `fraction_kept` (rows kept over rows cached, sinks and window counted) and `num_rows`.
-    Raises DocumentError for a document of 30 tokens or fewer.
+    Raises DocumentError for a document of 31 tokens or fewer.
     """
     num_rows = token_ids.shape[0]
-    if num_rows <= NUM_QUERIES:
+    num_least = NUM_QUERIES + 2  # one to read, one to observe
+    if num_rows < num_least:
         raise DocumentError(
-            f"the document has {num_rows} tokens, the measurement needs more than {NUM_QUERIES}"
+            f"the document has {num_rows} tokens, the measurement needs {num_least} or more"
         )
     cache = decoder.new_cache(num_rows)
 
@@ -87,13 +93,16 @@ def mass_kept(
         if on_progress is not None:
             on_progress(Progress("prefill", num_read, num_rows, "tokens"))
 
-    decoder.prefill(token_ids[:-NUM_QUERIES], cache, on_layer)
+    end = num_rows - NUM_QUERIES
+    start = end - min(NUM_OBSERVED, end // 2)
+    decoder.prefill(token_ids[:start], cache, on_layer)
     policy = _Measured(make_policy(num_rows))
     policy.prepare(cache)
-    policy.start_turn(Turn(cache.length, cache.length))
+    policy.start_turn(Turn(start, end))
+    decoder.extend(token_ids[start:end], cache, policy)
     for step in range(NUM_QUERIES):
         decoder.decode(token_ids[cache.length : cache.length + 1], cache, policy)
-        on_layer(num_rows - NUM_QUERIES + step + 1)
+        on_layer(end + step + 1)
     return {
         "mass_kept": float(torch.cat(policy.kept).double().mean()),
         "fraction_kept": float(torch.stack(policy.num_rows).double().mean()),

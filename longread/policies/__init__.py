@@ -7,7 +7,9 @@ import dataclasses
 from longread.config import Settings, parse_budget
 from longread.policies.base import KernelPlan, Policy, Turn
 from longread.policies.dense import Dense
+from longread.policies.pyramidkv import PyramidKV
 from longread.policies.quest import Quest
+from longread.policies.snapkv import SnapKV
 from longread.policies.streaming import Streaming
 from longread.policies.tokenselect import TokenSelect
 
@@ -16,6 +18,8 @@ POLICIES: dict[str, type[Policy]] = {
     "tokenselect": TokenSelect,
     "streaming": Streaming,
     "quest": Quest,
+    "snapkv": SnapKV,
+    "pyramidkv": PyramidKV,
 }
 
 __all__ = [
@@ -23,7 +27,9 @@ __all__ = [
     "Dense",
     "KernelPlan",
     "Policy",
+    "PyramidKV",
     "Quest",
+    "SnapKV",
     "Streaming",
     "TokenSelect",
     "Turn",
