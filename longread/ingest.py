@@ -34,6 +34,7 @@ from longread.prompt import (
     build_prompt,
     tokenize_document,
 )
+from longread.reread import DocumentRereader
 from longread.store import Store
 from longread.tensorfile import ReadFiles
 from longread.tokenizer import Tokenizer
@@ -188,10 +189,11 @@ def fill_cache(
     one block. Raises StoreError where the store cannot be written or another process holds it.
     """
     token_ids = prompt.token_ids
+    rereader = DocumentRereader(decoder, torch.from_numpy(token_ids).long())
     if store is None:
         while cache.length < len(token_ids):
             _prefill_block(prompt, decoder, cache, settings, emit)
-        policy.prepare(cache)
+        policy.prepare(cache, rereader)
         return CacheUse(False, 0, len(token_ids), 0, "")
     with store.entry(
         base,
@@ -216,7 +218,7 @@ def fill_cache(
         if not entry.complete:
             entry.finish()
         cache.by_products = entry
-        policy.prepare(cache)
+        policy.prepare(cache, rereader)
         cache.by_products = None
         hit = num_reused == len(token_ids)
         return CacheUse(hit, num_reused, len(token_ids) - num_reused, entry.num_bytes, entry.key)

@@ -37,6 +37,7 @@ from longread.model import Decoder
 from longread.policies import Turn, make_policy
 from longread.prompt import ChatFormat, DocumentPrompt, question_ids
 from longread.reply import Reply, generate
+from longread.reread import DocumentRereader
 from longread.sampling import Sampler, SamplingParams
 from longread.store import Store
 from longread.tokenizer import Tokenizer
@@ -164,7 +165,8 @@ class Session:
         """Take another policy, budget or sampling for the next question; UsageError if bad."""
         sampling = _sampling(settings)
         policy = make_policy(settings, len(self._prompt.token_ids))
-        policy.prepare(self._cache)
+        token_ids = torch.from_numpy(self._prompt.token_ids).long()
+        policy.prepare(self._cache, DocumentRereader(self._decoder, token_ids))
         self._settings, self._sampling, self._policy = settings, sampling, policy
 
     def restore(self, turns: Sequence[PastTurn]) -> Iterator[Event]:

@@ -26,7 +26,7 @@ LAYERS = (
     "cache index",
     "policies",
     "attention sampling trace",
-    "evidence model decode_graph network",
+    "evidence model decode_graph network reread",
     "session reply ingest live history",
     "render progress strip schema conversation checkup bench evaluate",
     "repl line_input cli commands __main__",

@@ -18,6 +18,7 @@ from longread.config import INDEX_NAMES
 from longread.evaluate.selection import mass_kept
 from longread.model import Decoder
 from longread.policies import POLICIES, Dense, Policy, TokenSelect, Turn
+from longread.reread import DocumentRereader
 from longread.trace import Trace
 
 NUM_ROWS, QUESTION_LEN = 400, 20
@@ -55,7 +56,7 @@ def _ask(
     cache = decoder.new_cache(NUM_ROWS)
     start = NUM_ROWS - QUESTION_LEN
     decoder.prefill(ids[:start], cache)
-    policy.prepare(cache)
+    policy.prepare(cache, DocumentRereader(decoder, ids[:start]))
     policy.start_turn(Turn(start, NUM_ROWS))
     logits = [decoder.extend(ids[start:NUM_ROWS], cache, policy)]
     if before_decode is not None:
@@ -208,7 +209,7 @@ def _two_turns(
     """Logits of a second question and its answer, and the traces of both turns."""
     cache, traces, logits = decoder.new_cache(NUM_ROWS), (_trace(decoder), _trace(decoder)), []
     decoder.prefill(ids[:300], cache)
-    policy.prepare(cache)
+    policy.prepare(cache, DocumentRereader(decoder, ids[:300]))
     for turn, trace in enumerate(traces):
         if turn == 1 and between is not None:
             between(cache, traces[0])
@@ -268,7 +269,7 @@ def test_undone_turns_leave_no_trace_in_what_is_left(
     """After an undo the rows of the turn are written anew: none may be named twice, or too many."""
     policy, cache = _make(name, 30, 16), decoder.new_cache(NUM_ROWS)
     decoder.prefill(ids[:300], cache)
-    policy.prepare(cache)
+    policy.prepare(cache, DocumentRereader(decoder, ids[:300]))
     for question_len in (20, 3, 40):
         cache.truncate(300)
         start, end = 300, 300 + question_len
@@ -280,7 +281,8 @@ def test_undone_turns_leave_no_trace_in_what_is_left(
             for indices in trace.steps[-1]:
                 for rows in [] if indices is None else indices.tolist():
                     named = [row for row in rows if row >= 0]
-                    assert len(named) == len(set(named)) and set(range(start, position)) <= {*named}
+                    assert len(named) == len(set(named))
+                    assert {*range(max(start, position - 15), position)} <= {*named}
                     assert max(named) == position
 
 
@@ -290,7 +292,7 @@ def test_an_answer_without_tokens_is_followed_by_another_turn(
 ) -> None:
     policy, cache = _make(name, 30, 16), decoder.new_cache(NUM_ROWS)
     decoder.prefill(ids[:300], cache)
-    policy.prepare(cache)
+    policy.prepare(cache, DocumentRereader(decoder, ids[:300]))
     for start in (300, 310):
         policy.start_turn(Turn(start, start + 10))
         decoder.extend(ids[start : start + 10], cache, policy)
@@ -324,8 +326,9 @@ def test_the_decode_path_never_waits_for_a_tensor(
     decoder: Decoder, ids: Tensor, policy: Policy
 ) -> None:
     cache = decoder.new_cache(NUM_ROWS)
-    decoder.prefill(ids[: NUM_ROWS - QUESTION_LEN], cache)
-    policy.prepare(cache)
+    documents = ids[: NUM_ROWS - QUESTION_LEN]
+    decoder.prefill(documents, cache)
+    policy.prepare(cache, DocumentRereader(decoder, documents))
     policy.start_turn(Turn(NUM_ROWS - QUESTION_LEN, NUM_ROWS))
     decoder.extend(ids[NUM_ROWS - QUESTION_LEN : NUM_ROWS], cache, policy)
     trace = _trace(decoder)
@@ -348,3 +351,39 @@ def test_20_percent_keeps_the_attention_of_smollm2(
     smollm2 = Decoder.load(smollm2_dir, "cpu", "bfloat16")
     kept = mass_kept(smollm2, token_ids, lambda rows: TokenSelect(budget=rows // 5, index=index))
     assert kept["mass_kept"] >= least
+
+
+@pytest.mark.parametrize("vote", ("group", "all"))
+def test_rows_of_the_last_turn_are_not_read_again(decoder: Decoder, ids: Tensor, vote: str) -> None:
+    """After an undo there may be fewer rows than the last turn chose from."""
+    policy = TokenSelect(budget=30, window_size=8, vote=vote, reselect=50)
+    cache = decoder.new_cache(NUM_ROWS)
+    decoder.prefill(ids[:100], cache)
+    policy.prepare(cache)
+    policy.start_turn(Turn(100, 300))
+    decoder.extend(ids[100:300], cache, policy)
+    decoder.decode(ids[300:301], cache, policy)
+    cache.truncate(100)
+    policy.start_turn(Turn(100, 110))
+    decoder.extend(ids[100:110], cache, policy)
+    trace = _trace(decoder)
+    decoder.decode(ids[110:111], cache, policy, trace)
+    rows = trace.steps[0][0]
+    assert rows is not None
+    for chosen in rows.tolist():
+        assert len(set(chosen)) == len(chosen) and max(chosen) == 110
+
+
+@pytest.mark.parametrize("reselect", (1, 2, 3))
+def test_rows_are_chosen_anew_every_so_many_steps(
+    decoder: Decoder, ids: Tensor, reselect: int
+) -> None:
+    policy = TokenSelect(budget=30, window_size=8, reselect=reselect)
+    trace = _trace(decoder)
+    _ask(decoder, ids, policy, trace=trace, num_steps=6)
+    num_kept = 4 + 8 + QUESTION_LEN
+    for step in range(1, 6):
+        before, now = trace.steps[step - 1][1], trace.steps[step][1]
+        assert before is not None and now is not None
+        same = torch.equal(before[:, -30:], now[:, -30:])
+        assert same == (step % reselect != 0), f"step {step} of rows [2, {num_kept + 30}]"

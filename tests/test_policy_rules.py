@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from longread.cache import KVCache
-from longread.policies import Policy, PyramidKV, Quest, SnapKV, Streaming, Turn
+from longread.policies import H2O, Policy, PyramidKV, Quest, SnapKV, Streaming, Turn
 from longread.policies.mass import column_mass
 
 LENGTHS, GROUPS = (1, 63, 64, 65, 1000), (1, 3, 4, 7)
@@ -180,3 +180,88 @@ def test_pyramidkv_gives_the_layers_a_line_with_the_same_total(
     if budget == 100 and num_layers > 1:
         assert budgets[0] == 195 and budgets[-1] == 5
         assert all(upper <= lower for lower, upper in zip(budgets, budgets[1:], strict=False))
+
+
+class _Rereader:
+    """Shows an observer the given queries [T, H_q, D] of each layer, in chunks."""
+
+    vocab_size, window = 50, 4096
+
+    def __init__(self, q: Tensor) -> None:
+        self.q, self.num_rows, self.num_readings = q, q.shape[0], 0
+
+    def documents(self, cache: KVCache, observer: Policy) -> None:
+        self.num_readings += 1
+        for start in range(0, self.num_rows, 50):
+            for layer_idx in range(NUM_LAYERS):
+                observer.observe(layer_idx, self.q[start : start + 50], start)
+
+    def text(self, token_ids: Tensor, observer: Policy) -> None:
+        raise AssertionError("no other text is asked for")
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("num_rows", (1, 63, 64, 65, 300))
+def test_h2o_keeps_what_all_queries_attended_to(num_rows: int, group: int) -> None:
+    num_steps, question_len = 4, 9
+    cache = _cache(num_rows + 2 * question_len + 2 * num_steps)
+    q = _queries(cache.capacity, group)
+    policy = H2O(budget=12, window_size=6)
+    cache.length = num_rows
+    policy.prepare(cache, _Rereader(q[:num_rows]))
+    left = [set(range(num_rows)) for _ in range(NUM_KV_HEADS)]
+    mass = torch.zeros(NUM_KV_HEADS, cache.capacity, dtype=torch.float64)
+
+    def attend(head: int, start: int, end: int) -> None:
+        """Queries [start, end) add what they pay to the rows that are left."""
+        k = cache.k[1, head].double()
+        for token in range(start, end):
+            rows = sorted({row for row in left[head] if row < start} | {*range(start, token + 1)})
+            own = q[token, head * group : (head + 1) * group].double()
+            logits = own @ k[rows].T / HEAD_DIM**0.5
+            mass[head, rows] += torch.softmax(logits, dim=-1).sum(dim=0)
+        left[head] |= set(range(start, end))
+
+    def evict(head: int, length: int) -> None:
+        old = sorted(row for row in left[head] if row < length - 6)
+        heavy = sorted(old, key=lambda row: -float(mass[head, row]))[:12]
+        left[head] = {*heavy, *(row for row in left[head] if row >= length - 6)}
+        room = 18 - len(left[head])  # only before there are 18 rows
+        assert room >= 0
+
+    for head in range(NUM_KV_HEADS):
+        attend(head, 0, num_rows)
+    for _ in range(2):
+        start, end = cache.length, cache.length + question_len
+        policy.start_turn(Turn(start, end))
+        readable = policy.left(1, start)
+        for head in range(NUM_KV_HEADS):
+            if start > num_rows:
+                evict(head, start)
+                assert _rows_of(readable, head, start) == left[head]
+            attend(head, start, end)
+        for layer_idx in range(NUM_LAYERS):
+            policy.observe(layer_idx, q[start:end], start)
+        for row in range(end, end + num_steps):
+            indices = policy.select(1, q[row], row + 1)
+            for head in range(NUM_KV_HEADS):
+                evict(head, row)
+                attend(head, row, row + 1)
+                assert _rows_of(indices, head, row + 1) == left[head]
+        cache.length = end + num_steps
+
+
+def test_h2o_reads_the_documents_again_once_for_an_entry() -> None:
+    class Extras(dict[str, dict[str, Tensor]]):
+        read_extra, write_extra = dict.get, dict.__setitem__
+
+    cache, rereader = _cache(100), _Rereader(_queries(100, 3))
+    cache.by_products = Extras()
+    first, second = H2O(budget=5), H2O(budget=5)
+    for policy in (first, second):
+        policy.prepare(cache, rereader)
+    assert rereader.num_readings == 1 and list(cache.by_products) == ["attention-mass"]
+    for layer_idx in range(NUM_LAYERS):
+        torch.testing.assert_close(first._mass[layer_idx], second._mass[layer_idx])
+        total = first._mass[layer_idx].sum(dim=1)
+        torch.testing.assert_close(total, torch.full_like(total, 3 * 100))

@@ -21,8 +21,9 @@ from longread.errors import DocumentError
 from longread.events import Event, Notice, NoticeFn, PasswordFn, Progress, ProgressFn
 from longread.ingest import fit_prompt, read_documents
 from longread.model import Decoder
-from longread.policies import Policy, Turn, make_policy
+from longread.policies import Policy, Rereader, Turn, make_policy
 from longread.prompt import ChatFormat
+from longread.reread import DocumentRereader
 from longread.tokenizer import Tokenizer
 from longread.weights import prepare
 
@@ -39,9 +40,9 @@ class _Measured(Policy):
     num_rows: list[Tensor] = field(default_factory=list)  # rows kept over rows cached
     _cache: KVCache | None = None
 
-    def prepare(self, cache: KVCache) -> None:
+    def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
         self._cache = cache
-        self.inner.prepare(cache)
+        self.inner.prepare(cache, rereader)
 
     def start_turn(self, turn: Turn) -> None:
         self.inner.start_turn(turn)
@@ -97,7 +98,7 @@ def mass_kept(
     start = end - min(NUM_OBSERVED, end // 2)
     decoder.prefill(token_ids[:start], cache, on_layer)
     policy = _Measured(make_policy(num_rows))
-    policy.prepare(cache)
+    policy.prepare(cache, DocumentRereader(decoder, token_ids[:start]))
     policy.start_turn(Turn(start, end))
     decoder.extend(token_ids[start:end], cache, policy)
     for step in range(NUM_QUERIES):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from longread.config import Settings, parse_budget
-from longread.policies.base import KernelPlan, Policy, Turn
+from longread.policies.base import KernelPlan, Policy, Rereader, Turn
 from longread.policies.dense import Dense
+from longread.policies.h2o import H2O
 from longread.policies.pyramidkv import PyramidKV
 from longread.policies.quest import Quest
 from longread.policies.snapkv import SnapKV
@@ -20,15 +21,18 @@ POLICIES: dict[str, type[Policy]] = {
     "quest": Quest,
     "snapkv": SnapKV,
     "pyramidkv": PyramidKV,
+    "h2o": H2O,
 }
 
 __all__ = [
     "POLICIES",
     "Dense",
+    "H2O",
     "KernelPlan",
     "Policy",
     "PyramidKV",
     "Quest",
+    "Rereader",
     "SnapKV",
     "Streaming",
     "TokenSelect",

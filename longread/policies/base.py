@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from torch import Tensor
 
@@ -35,6 +35,27 @@ class KernelPlan:
     reselect: int = 1
 
 
+class Rereader(Protocol):
+    """Runs the model once more for a policy that needs queries of more than the question."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the documents, from the cache's first."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def window(self) -> int:
+        """Tokens that the model can read."""
+
+    def documents(self, cache: KVCache, observer: Policy) -> None:
+        """Call observer.observe with the documents' queries; the cache stays as it is."""
+
+    def text(self, token_ids: Tensor, observer: Policy) -> None:
+        """Call observer.prepare with another cache, then observe with the queries of a text."""
+
+
 @dataclass
 class Policy:
     """Reads every row. A subclass overrides what it needs; the fields are its hyper-parameters."""
@@ -42,8 +63,11 @@ class Policy:
     evicts: ClassVar[bool] = False  # whether rows that it drops are never read again
     turn: Turn = field(default=Turn(), init=False, repr=False)
 
-    def prepare(self, cache: KVCache) -> None:
-        """Called once when the documents are in the cache."""
+    def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
+        """Called once when the documents are in the cache.
+
+        rereader: for policies that need more than the cache holds; others do without.
+        """
 
     def start_turn(self, turn: Turn) -> None:
         """Called before the first answer token of each turn; a subclass calls it too."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from longread.cache import KVCache
-from longread.policies.base import Policy, Turn
+from longread.policies.base import Policy, Rereader, Turn
 from longread.policies.kept import kept_ranges, row_tensor
 
 
@@ -35,7 +35,7 @@ class PromptEvicting(Policy):
     # Layers that were judged, None where all rows were kept; [H_kv, n] int64.
     _left: dict[int, Tensor | None] = field(default_factory=dict, init=False, repr=False)
 
-    def prepare(self, cache: KVCache) -> None:
+    def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
         self._cache = cache
 
     def start_turn(self, turn: Turn) -> None:

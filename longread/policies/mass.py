@@ -9,11 +9,12 @@ from torch import Tensor
 _MAX_SCORES = 1 << 26  # fp32 numbers at a time, 256 MB
 
 
-def column_mass(q: Tensor, k: Tensor, start: int) -> Tensor:
+def column_mass(q: Tensor, k: Tensor, start: int, empty: Tensor | None = None) -> Tensor:
     """Column sums of the causal attention probabilities, and sums over the heads of a KV head.
 
     q: [T, H_q, D] after RoPE, query t attending to rows [0, start + t]; k: [H_kv, S, D] with
-    S >= start + T. Returns [H_kv, S] fp32, which sum to T * G for each KV head.
+    S >= start + T; empty: [H_kv, S] bool, rows that nothing attends to. Returns [H_kv, S] fp32,
+    which sum to T * G for each KV head.
     """
     num_kv_heads, num_rows, head_dim = k.shape
     group_size = q.shape[1] // num_kv_heads
@@ -28,6 +29,7 @@ def column_mass(q: Tensor, k: Tensor, start: int) -> Tensor:
             own = chunk[:, head * group_size : (head + 1) * group_size]  # [t, G, D]
             scores = ops.score(own.reshape(1, -1, head_dim), k[head : head + 1])
             scores = scores.view(-1, group_size, num_rows)
-            probs = torch.softmax(scores.masked_fill_(future[:, None], float("-inf")), dim=-1)
+            hidden = future if empty is None else future | empty[head]
+            probs = torch.softmax(scores.masked_fill_(hidden[:, None], float("-inf")), dim=-1)
             mass[head] += probs.sum(dim=(0, 1))
     return mass

@@ -17,7 +17,7 @@ from longread_kernels import dispatch as ops
 from torch import Tensor
 
 from longread.cache import KVCache
-from longread.policies.base import Policy
+from longread.policies.base import Policy, Rereader
 from longread.policies.kept import kept_ranges, row_tensor
 
 
@@ -32,7 +32,7 @@ class Quest(Policy):
     _cache: KVCache | None = field(default=None, init=False, repr=False)
     _bounds: Tensor = field(default=torch.empty(0), init=False, repr=False)
 
-    def prepare(self, cache: KVCache) -> None:
+    def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
         self._cache = cache
         layers, heads, _, head_dim = cache.k.shape
         self._bounds = cache.k.new_empty((2, layers, heads, 0, head_dim))  # smallest, largest

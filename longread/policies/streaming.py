@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from longread.cache import KVCache
-from longread.policies.base import Policy, Turn
+from longread.policies.base import Policy, Rereader, Turn
 from longread.policies.kept import row_tensor
 
 
@@ -34,7 +34,7 @@ class Streaming(Policy):
     _num_read: int = field(default=0, init=False, repr=False)
     _device: torch.device = field(default=torch.device("cpu"), init=False, repr=False)
 
-    def prepare(self, cache: KVCache) -> None:
+    def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
         self._device = cache.k.device
 
     def start_turn(self, turn: Turn) -> None:

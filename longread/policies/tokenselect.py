@@ -17,7 +17,7 @@ from torch import Tensor
 
 from longread.cache import KVCache
 from longread.index import KeyIndex
-from longread.policies.base import KernelPlan, Policy, Turn
+from longread.policies.base import KernelPlan, Policy, Rereader, Turn
 from longread.policies.kept import kept_ranges, norm_ranges, row_tensor
 
 KERNEL_VOTES = ("group", "group-max")
@@ -45,7 +45,7 @@ class TokenSelect(Policy):
     _num_steps: int = field(default=0, init=False, repr=False)
     _chosen: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
-    def prepare(self, cache: KVCache) -> None:
+    def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
         self._cache = cache
         self._index = KeyIndex(cache, self.index, self.index_dim)
 

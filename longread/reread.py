@@ -1,0 +1,62 @@
+"""Reading again, for the policies that need the queries of the documents or of another text.
+
+Owns that the cache comes out as it went in; what is made of the queries is the policies' matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from longread.cache import KVCache
+from longread.model import Decoder
+from longread.policies import Policy
+
+_CHUNK_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class DocumentRereader:
+    """A policies.base.Rereader of the documents whose tokens are `token_ids` [S] int64."""
+
+    decoder: Decoder
+    token_ids: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        return self.token_ids.shape[0]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.decoder.config.vocab_size
+
+    @property
+    def window(self) -> int:
+        return self.decoder.config.window
+
+    def documents(self, cache: KVCache, observer: Policy) -> None:
+        """Show `observer` the documents' queries, layer by layer and chunk by chunk.
+
+        As much work as reading them was. The cache's first S rows are those of the documents; the
+        rows of a chunk are written anew meanwhile, and put back as they were.
+        """
+        length, cache.length = cache.length, 0
+        try:
+            for chunk in self.token_ids.split(_CHUNK_TOKENS):
+                start, end = cache.length, cache.length + chunk.shape[0]
+                slabs = (cache.k[:, :, start:end], cache.v[:, :, start:end])
+                saved = [rows.clone() for rows in slabs]
+                try:
+                    self.decoder.extend(chunk, cache, observer)
+                finally:
+                    for rows, old in zip(slabs, saved, strict=True):
+                        rows.copy_(old)
+        finally:
+            cache.length = length
+
+    def text(self, token_ids: Tensor, observer: Policy) -> None:
+        """Show `observer` the queries of other tokens [T] int64, read into a cache of their own."""
+        cache = self.decoder.new_cache(token_ids.shape[0])
+        observer.prepare(cache)
+        self.decoder.extend(token_ids, cache, observer)
