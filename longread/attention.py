@@ -9,12 +9,17 @@ from longread_kernels import dispatch as ops
 from torch import Tensor
 
 from longread.cache import KVCache
-from longread.policies import Policy
+from longread.policies import Policy, StandIn
 from longread.trace import Trace
 
 
 def causal_attention(
-    q: Tensor, cache: KVCache, layer_idx: int, start: int, left: Tensor | None = None
+    q: Tensor,
+    cache: KVCache,
+    layer_idx: int,
+    start: int,
+    left: Tensor | None = None,
+    stand_in: StandIn | None = None,
 ) -> Tensor:
     """T tokens attend to all earlier rows, or to those that are left, and to each other.
 
@@ -27,13 +32,18 @@ def causal_attention(
     if left is None:
         return ops.attend_causal(q, k, v, scale).reshape(q.shape[0], -1)
     own = torch.arange(start, end, device=q.device)
-    outs = []
+    outs, log_norms = [], []
     for head, head_q in enumerate(q.chunk(k.shape[0], dim=1)):  # heads may differ in what is left
         rows = left[head % left.shape[0]]
         rows = torch.cat((rows[rows >= 0], own))
         head_k, head_v = (slab[head : head + 1].index_select(1, rows) for slab in (k, v))
         outs.append(ops.attend_causal(head_q, head_k, head_v, scale))
-    return torch.cat(outs, dim=1).reshape(q.shape[0], -1)
+        if stand_in is not None:
+            log_norms.append(_log_norms(head_q, head_k, scale))
+    out = torch.cat(outs, dim=1)
+    if stand_in is not None:
+        out, _ = _with_stand_in(q, out, torch.cat(log_norms, dim=1), stand_in)
+    return out.reshape(q.shape[0], -1)
 
 
 def decode_attention(
@@ -46,9 +56,42 @@ def decode_attention(
     indices = policy.select(layer_idx, q, num_rows)
     k, v = cache.k[layer_idx, :, :num_rows], cache.v[layer_idx, :, :num_rows]
     out, probs = ops.attend(q, k, v, indices, q.shape[-1] ** -0.5)
+    stand_in = policy.stand_in(layer_idx)
+    if stand_in is not None and indices is not None:
+        # The row with the largest share tells the normaliser: p = exp(q . k) / norm.
+        best, place = probs.max(dim=-1, keepdim=True)
+        rows = indices.repeat_interleave(q.shape[0] // indices.shape[0], 0).gather(1, place)
+        owners = torch.arange(q.shape[0], device=q.device) // (q.shape[0] // k.shape[0])
+        scores = (q.float() * k[owners, rows[:, 0]].float()).sum(dim=-1) * q.shape[-1] ** -0.5
+        log_norm = scores - best[:, 0].log()
+        merged, share = _with_stand_in(q[None], out[None], log_norm[None], stand_in)
+        out, probs = merged[0], probs * (1 - share[0])[:, None]
     if trace is not None:
         trace.record(layer_idx, indices, probs)
     return out.reshape(-1)
+
+
+def _log_norms(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """Log-sum-exp of each query's causal scores, [T, G] fp32. q: [T, G, D]; k: [1, S, D]."""
+    num_tokens, num_rows = q.shape[0], k.shape[1]
+    scores = torch.matmul(q.float() * scale, k[0].float().T)  # [T, G, S]
+    rows = torch.arange(num_rows, device=q.device) - (num_rows - num_tokens)
+    future = rows > torch.arange(num_tokens, device=q.device)[:, None]
+    return torch.logsumexp(scores.masked_fill_(future[:, None], float("-inf")), dim=-1)
+
+
+def _with_stand_in(
+    q: Tensor, out: Tensor, log_norms: Tensor, stand_in: StandIn
+) -> tuple[Tensor, Tensor]:
+    """The output with one more row in the softmax, and that row's share.
+
+    q, out: [T, H_q, D]; log_norms: [T, H_q] fp32; returns [T, H_q, D] in out's dtype and [T, H_q].
+    """
+    grouped = q.unflatten(1, (stand_in.k.shape[0], -1)).float()  # [T, H_kv, G, D]
+    scores = torch.einsum("thgd,hd->thg", grouped, stand_in.k) * q.shape[-1] ** -0.5
+    share = torch.sigmoid((scores + stand_in.log_weight[:, None]).flatten(1) - log_norms)
+    value = stand_in.v.repeat_interleave(grouped.shape[2], 0)  # [H_q, D]
+    return torch.lerp(out.float(), value, share[..., None]).to(out.dtype), share
 
 
 def prompt_mass(

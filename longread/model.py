@@ -184,7 +184,8 @@ class Decoder:
             left = policy.left(layer_idx, start) if policy is not None else None
             if trace is not None:
                 prompt_mass(q[-1], cache, layer_idx, start, end, left, trace)
-            attended = causal_attention(q, cache, layer_idx, start, left)
+            stand_in = policy.stand_in(layer_idx) if policy is not None else None
+            attended = causal_attention(q, cache, layer_idx, start, left, stand_in)
             hidden, normed = self._finish_layer(layer_idx, hidden, attended)
             if on_layer is not None:
                 on_layer(start + (end - start) * (layer_idx + 1) // len(self.network.layers))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from longread.config import Settings, parse_budget
-from longread.policies.base import KernelPlan, Policy, Rereader, Turn
+from longread.policies.base import KernelPlan, Policy, Rereader, StandIn, Turn
 from longread.policies.dense import Dense
 from longread.policies.h2o import H2O
 from longread.policies.pyramidkv import PyramidKV
 from longread.policies.quest import Quest
+from longread.policies.razor import Razor
 from longread.policies.snapkv import SnapKV
 from longread.policies.streaming import Streaming
 from longread.policies.tokenselect import TokenSelect
@@ -22,6 +23,7 @@ POLICIES: dict[str, type[Policy]] = {
     "snapkv": SnapKV,
     "pyramidkv": PyramidKV,
     "h2o": H2O,
+    "razor": Razor,
 }
 
 __all__ = [
@@ -32,8 +34,10 @@ __all__ = [
     "Policy",
     "PyramidKV",
     "Quest",
+    "Razor",
     "Rereader",
     "SnapKV",
+    "StandIn",
     "Streaming",
     "TokenSelect",
     "Turn",

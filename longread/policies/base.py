@@ -35,6 +35,18 @@ class KernelPlan:
     reselect: int = 1
 
 
+@dataclass(frozen=True)
+class StandIn:
+    """A row of each KV head for rows that were evicted; it counts exp(log_weight) times.
+
+    k, v: [H_kv, D] fp32, the key after RoPE; log_weight: [H_kv] fp32, -inf for heads without.
+    """
+
+    k: Tensor
+    v: Tensor
+    log_weight: Tensor
+
+
 class Rereader(Protocol):
     """Runs the model once more for a policy that needs queries of more than the question."""
 
@@ -84,6 +96,10 @@ class Policy:
 
         int64 [H_kv, n] or [1, n] with -1 for empty places; rows from num_rows on are not named.
         """
+        return None
+
+    def stand_in(self, layer_idx: int) -> StandIn | None:
+        """What is attended to beside the rows that are left or selected."""
         return None
 
     def select(self, layer_idx: int, q: Tensor, num_rows: int) -> Tensor | None:
