@@ -85,6 +85,7 @@ def rope_append(
     assert heads.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
     assert k.stride() == v.stride() and k.stride()[1:] == (head_dim, 1), "rows must be contiguous"
     assert start + num_tokens <= capacity, "the rows do not fit the slab"
+    assert cos.shape == sin.shape == (num_tokens, head_dim // 2), "a position for each token"
     num_q_heads = num_heads - 2 * num_kv_heads
     q = heads.new_empty((num_tokens, num_q_heads, head_dim))
     q_norm, k_norm = norms if norms is not None else (heads, heads)

@@ -214,6 +214,8 @@ def append_token(
     """
     num_kv_heads, _, head_dim = k.shape
     num_q_heads = heads.shape[0] - 2 * num_kv_heads
+    assert query.q.shape == (num_q_heads, head_dim) and heads.dtype == k.dtype == v.dtype
+    assert cos.shape == sin.shape and cos.shape[1] == head_dim // 2
     assert heads.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
     assert k.stride() == v.stride() and k.stride()[1:] == (head_dim, 1), "rows must be contiguous"
     coded = index is not None and not index.is_exact

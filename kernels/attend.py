@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from longread_kernels.launch import kept_ranges, launch_options, wait_for_inputs
+from longread_kernels.launch import kept_ranges, launch_options, shared_bytes, wait_for_inputs
 from longread_kernels.tables import Kept
 from torch import Tensor
 
@@ -171,7 +171,8 @@ def attend_token(
     num_kv_heads, num_splits = k.shape[0], parts.shape[1]
     assert k.stride() == v.stride() and k.stride()[1:] == (head_dim, 1), "rows must be contiguous"
     assert q.is_contiguous() and out.is_contiguous() and parts.is_contiguous()
-    assert parts.shape == (num_heads, num_splits, head_dim)
+    assert parts.shape == (num_heads, num_splits, head_dim) and q.dtype == k.dtype == v.dtype
+    assert part_stats.shape == (num_heads, num_splits, 2) and log_sum.shape == (num_heads,)
     padded_dim = max(16, triton.next_power_of_2(head_dim))
     options = launch_options(q)
     # Measured on an H200: all rows, a long list, a list that gives each program one tile.
@@ -181,8 +182,9 @@ def attend_token(
         block, num_warps, num_stages = 128, 8, 3
         if num_places <= 64 * num_splits:
             block, num_warps, num_stages = 64, 4, 1
-    if padded_dim > 128:
-        block, num_stages = 64, min(num_stages, 2)
+    # K and V of each stage but one, and what the dots need besides.
+    while block * padded_dim * 4 * max(num_stages - 1, 1) + (9 << 10) > shared_bytes(q):
+        block //= 2
     attend_kernel[(num_kv_heads, num_splits)](
         q,
         k,

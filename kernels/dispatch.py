@@ -24,6 +24,7 @@ __all__ = [
     "add_rms_norm",
     "attend",
     "attend_causal",
+    "has_fp8",
     "on_triton",
     "rms_norm",
     "rope_append",
@@ -56,6 +57,11 @@ def on_triton(x: Tensor) -> bool:
         and x.dtype in (torch.bfloat16, torch.float16)
         and triton_missing(x.device.index) is None
     )
+
+
+def has_fp8(x: Tensor) -> bool:
+    """Whether x's GPU has the conversions that an fp8 index takes."""
+    return torch.cuda.get_device_capability(x.device) >= (8, 9)
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.runtime import driver
 
 
 @functools.cache
@@ -24,6 +25,16 @@ def launch_options(x: Tensor) -> dict[str, bool]:
     """The options with which a kernel on x's device is launched."""
     early = x.is_cuda and _device_launches_early(x.device.index)
     return {"EARLY": early, "launch_pdl": True} if early else {"EARLY": False}
+
+
+@functools.cache
+def _device_shared_bytes(device_idx: int) -> int:
+    return driver.active.utils.get_device_properties(device_idx)["max_shared_mem"]
+
+
+def shared_bytes(x: Tensor) -> int:
+    """Shared memory that a program may have on x's device; an H100's for the interpreter."""
+    return _device_shared_bytes(x.device.index) if x.is_cuda else 232_448
 
 
 @triton.jit

@@ -14,13 +14,15 @@ from longread_kernels.launch import (
     kept_ranges,
     launch_options,
     prefetch_512,
+    shared_bytes,
     wait_for_inputs,
 )
 from longread_kernels.score import line_votes, load_codes
 from longread_kernels.tables import STRIPE, IndexLayer, Kept, Query
 from torch import Tensor
 
-_PIECE = 256  # rows scored at a time
+_PIECE = 256  # rows scored at a time, fewer where they are wide
+_PIECE_BYTES = 32 << 10
 _CUTS = 9  # of the range of votes, into three parts each
 
 
@@ -65,7 +67,7 @@ def choose_rows_kernel(
         # The rows of earlier steps are there already; the newest, in the window, is not chosen.
         stripes = tl.arange(0, SHARE_ROWS // STRIPE)
         stripes = tl.minimum(stripes, num_own // STRIPE - 1) * num_shares + share
-        stripes = tl.minimum(stripes, num_rows // STRIPE)
+        stripes = tl.minimum(stripes, (num_rows - 1) // STRIPE)
         prefetch_512(rows_ptr.to(tl.int64) + stripes.to(tl.int64) * STRIPE_BYTES)
     wait_for_inputs(EARLY)
     codes, scale, shift = load_codes(
@@ -162,10 +164,15 @@ def choose_rows(
     assert query.codes.shape == (num_kv_heads * group_size, index_dim)
     assert index.rows.stride()[1:] == (index_dim, 1) and query.codes.is_contiguous()
     assert chosen.is_contiguous() and votes.is_contiguous()
-    assert share_rows >= _PIECE and share_rows < 1 << 15, "a share has 256 to 16,384 rows"
+    assert 256 <= share_rows <= 1 << 14 and share_rows & (share_rows - 1) == 0, "a power of two"
+    assert num_shares * share_rows >= index.rows.shape[1], "the shares do not hold all rows"
+    padded_dim = max(narrowest, triton.next_power_of_2(index_dim))
+    row_bytes = padded_dim * index.rows.element_size()
+    piece = min(_PIECE, _PIECE_BYTES // row_bytes)
+    num_stages = (shared_bytes(votes) - (16 << 10)) // (piece * row_bytes)
     next_chunks = 0
     if next_weights is not None:
-        assert next_weights.is_contiguous(), "next_weights must be contiguous"
+        assert next_weights.is_contiguous() and next_weights.data_ptr() % 16 == 0
         next_chunks = next_weights.numel() * next_weights.element_size() // 512
     choose_rows_kernel[(num_kv_heads, num_shares)](
         query.codes,
@@ -185,16 +192,16 @@ def choose_rows(
         next_chunks,
         G=group_size,
         GROUP=group,
-        INDEX_DIM=max(narrowest, triton.next_power_of_2(index_dim)),
+        INDEX_DIM=padded_dim,
         SUMMED=summed,
         SHARE_ROWS=share_rows,
         STRIPE=STRIPE,
-        PIECE=_PIECE,
+        PIECE=piece,
         CUTS=_CUTS,
         FOLD=max(1, 8 // group),
         STRIPE_BYTES=STRIPE * index_dim * index.rows.element_size(),
         NEXT_CHUNKS=_power_of_two(triton.cdiv(next_chunks, num_kv_heads * num_shares)),
         num_warps=8 if share_rows > 2048 else 4,
-        num_stages=4,
+        num_stages=max(1, min(4, num_stages)),
         **launch_options(query.codes),
     )

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from longread import __version__
-from longread.commands import cache, config, measure, measure_load, models, options, sessions
+from longread.commands import (
+    cache,
+    config,
+    measure,
+    measure_decode,
+    measure_load,
+    models,
+    options,
+    sessions,
+)
 from longread.commands.ask import ask
 from longread.commands.chat import chat, ingest
 from longread.commands.doctor import doctor
@@ -40,6 +49,7 @@ for group, name in ((cache.app, "cache"), (models.app, "models"), (sessions.app,
 app.add_typer(config.app, name="config")
 app.command()(doctor)
 app.command("eval")(measure.evaluate)
+measure.bench.command("decode")(measure_decode.bench_decode)
 measure.bench.command("load")(measure_load.bench_load)
 app.add_typer(measure.bench, name="bench")
 

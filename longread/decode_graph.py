@@ -8,6 +8,8 @@ choice (`reselect`), and one that reads all rows.
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from longread_kernels import append_token, attend, linear, mass, topk
 from longread_kernels.tables import IndexLayer, Kept, Query
@@ -21,10 +23,26 @@ from longread.trace import Trace
 
 _SHARE_ROWS = 2048  # rows of a KV head that one program chooses from
 _MOST_SHARE_ROWS = 16384
-_SHARE_BUDGET = 32  # rows that a share chooses, at least: two of its stripes
+_SHARE_BUDGET = 32  # rows that a share should choose: two of its stripes
+_LEAST_SHARE_BUDGET = 8
 _PROGRAMS = 264  # two for each of an H100's or H200's 132 multiprocessors
 _ROWS_A_PROGRAM = 64  # of a short list of rows: many programs with one tile each
 _MOST_SPLITS = 128  # what the merge holds in registers
+
+
+def can_choose(plan: KernelPlan, capacity: int) -> bool:
+    """Whether the budget gives each share of a cache's rows something to choose."""
+    if plan.budget is None:
+        return True
+    num_shares = -(-capacity // _share_rows(capacity, plan.budget))
+    return num_shares == 1 or plan.budget >= _LEAST_SHARE_BUDGET * num_shares
+
+
+def _share_rows(capacity: int, budget: int) -> int:
+    """A share should take a whole passage; a short cache should still give many programs."""
+    by_budget = _SHARE_BUDGET * capacity // max(budget, 1)
+    wanted = max(by_budget, min(_SHARE_ROWS, capacity // 8), 256)
+    return min(_MOST_SHARE_ROWS, 1 << (wanted - 1).bit_length())
 
 
 class StepGraph:
@@ -73,17 +91,14 @@ class StepGraph:
             torch.zeros(num_heads, device=network.device),
             torch.zeros(num_heads, device=network.device),
         )
-        budget = plan.budget or 0
+        budget = min(plan.budget or 0, capacity)
         self.chosen = torch.full(
             (config.num_hidden_layers, num_kv_heads, budget),
             -1,
             dtype=torch.int32,
             device=network.device,
         )
-        # A share should take a whole passage; a short cache should still give many programs.
-        by_budget = _SHARE_BUDGET * capacity // max(budget, 1)
-        wanted = max(by_budget, min(_SHARE_ROWS, capacity // 8), 256)
-        share_rows = min(_MOST_SHARE_ROWS, 1 << (wanted - 1).bit_length())
+        share_rows = _share_rows(capacity, budget)
         num_shares = -(-capacity // share_rows)
         self._votes = empty(num_kv_heads, num_shares, share_rows, dtype=torch.float32)
         most = min(_MOST_SPLITS, max(1, _PROGRAMS // num_kv_heads), -(-capacity // 64))
@@ -106,7 +121,7 @@ class StepGraph:
             self._mass = torch.zeros(shape, dtype=torch.float32, device=network.device)
             self._selected = torch.zeros(shape, dtype=torch.int32, device=network.device)
         self._graphs: dict[tuple[bool, bool], torch.cuda.CUDAGraph] = {}
-        self._trace: Trace | None = None
+        self._trace: weakref.ref[Trace] | None = None
         self._turn = Turn()
         self._steps_since_choice = -1  # none yet in this turn
         self._expected = -1  # the row that the state on the device names
@@ -120,21 +135,26 @@ class StepGraph:
     def step(self, token_id: Tensor, turn: Turn, trace: Trace | None) -> Tensor:
         """Append one token ([1] int64) and return its logits [V] fp32, valid until the next step.
 
-        The cache must have room for it; its length is not changed.
+        The cache must have room for it; its length is not changed. The trace is told of the rows
+        that were to be read; where a share has too few, fewer are.
         """
         row = self._cache.length
+        assert row < self._cache.capacity, "the cache has no room for the token"
         if turn is not self._turn or row != self._expected:
             self._turn, self._steps_since_choice = turn, -1
             state = (row, turn.question_start, turn.question_end)
             self._state.copy_(torch.tensor(state, dtype=torch.int32))
-        num_read = self._num_read(row + 1)
+        num_read = self.num_read(row + 1)
         dense = num_read == row + 1
         chooses = not dense and (self._steps_since_choice + 1) % self.plan.reselect == 0
         self._steps_since_choice = -1 if dense else self._steps_since_choice + 1
         if trace is not None:
-            if trace is not self._trace:
+            counting = self._trace() if self._trace is not None else None
+            if trace is not counting:
+                if counting is not None:  # somebody still looks at the answer before
+                    counting.count_into(self._mass.clone(), self._selected.clone())
                 trace.count_into(self._mass, self._selected)
-                self._trace = trace
+                self._trace = weakref.ref(trace)
             trace.start_step(row + 1)
             trace.add_rows_read(num_read)
         self._token.copy_(token_id)
@@ -142,7 +162,8 @@ class StepGraph:
         self._expected = row + 1
         return self._logits
 
-    def _num_read(self, num_rows: int) -> int:
+    def num_read(self, num_rows: int) -> int:
+        """Rows that each KV head reads of `num_rows` in this turn."""
         plan = self.plan
         if plan.budget is None:
             return num_rows

@@ -7,6 +7,7 @@ Hugging Face's models are the oracle of the tests and never run here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from longread.attention import causal_attention, decode_attention, prompt_mass
 from longread.cache import KVCache
+from longread.device import choose_device, choose_dtype
 from longread.errors import ContextError, ModelError
 from longread.network import Layer, Network
 from longread.policies import Policy
@@ -104,13 +106,17 @@ class Decoder:
     def decode(
         self, token_id: Tensor, cache: KVCache, policy: Policy, trace: Trace | None = None
     ) -> Tensor:
-        """Append one token ([1] int64), attend as the policy selects; logits [V] fp32."""
+        """Append one token ([1] int64), attend as the policy selects; logits [V] fp32.
+
+        On a GPU the logits lie in a buffer that the next step writes to.
+        """
         end = cache.length + 1
         self._check_window(end)
-        cache.reserve(end)
+        self._reserve(cache, end)
         graph = self._step_graph(cache, policy, trace)
         if graph is not None:
-            logits = graph.step(token_id, policy.turn, trace)
+            with self._on_device():
+                logits = graph.step(token_id, policy.turn, trace)
             cache.length = end
             return logits
         return self.decode_with_torch(token_id, cache, policy, trace)
@@ -121,31 +127,48 @@ class Decoder:
     ) -> Tensor:
         """`decode` in torch operations on any device, which the kernels are compared with."""
         start, end = cache.length, cache.length + 1
-        cache.reserve(end)
-        if trace is not None:
-            trace.start_step(end)
-        cos, sin = self.network.rope_rows(start, end)
-        hidden, normed = self._embedded(token_id)
-        for layer_idx, layer in enumerate(self.network.layers):
-            q = self._queries(layer, normed, cos, sin, cache, layer_idx)
-            policy.appended(layer_idx, start, end)
-            attended = decode_attention(q[0], cache, layer_idx, end, policy, trace)
-            hidden, normed = self._finish_layer(layer_idx, hidden, attended[None])
-        cache.length = end
-        return self._logits(normed[-1])
+        self._check_window(end)
+        self._reserve(cache, end)
+        with self._on_device():
+            if trace is not None:
+                trace.start_step(end)
+            cos, sin = self.network.rope_rows(start, end)
+            hidden, normed = self._embedded(token_id)
+            for layer_idx, layer in enumerate(self.network.layers):
+                q = self._queries(layer, normed, cos, sin, cache, layer_idx)
+                policy.appended(layer_idx, start, end)
+                attended = decode_attention(q[0], cache, layer_idx, end, policy, trace)
+                hidden, normed = self._finish_layer(layer_idx, hidden, attended[None])
+            cache.length = end
+            return self._logits(normed[-1])
 
     def _step_graph(self, cache: KVCache, policy: Policy, trace: Trace | None) -> StepGraph | None:
         """The captured step for this cache and policy, or None where torch operations must do."""
         plan = policy.kernel_plan() if ops.on_triton(cache.k) else None
+        index = plan.index if plan is not None else None
+        if index is not None and index.kind == "fp8" and not ops.has_fp8(cache.k):
+            plan = None
         if plan is None or (trace is not None and trace.keeps_steps):
+            self._graph = None
             return None
+        from longread.decode_graph import StepGraph, can_choose  # Triton may be missing
+
         num_counted = None if trace is None else trace.mass.shape[2]
         if self._graph is None or not self._graph.fits(cache, plan, num_counted):
-            from longread.decode_graph import StepGraph  # it needs Triton, which may be missing
-
             self._graph = None  # its buffers go before the new ones come
-            self._graph = StepGraph(self.network, cache, plan, num_counted)
+            if can_choose(plan, cache.capacity):
+                self._graph = StepGraph(self.network, cache, plan, num_counted)
         return self._graph
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Triton and CUDA graphs work on the current device, not on that of their tensors."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def _reserve(self, cache: KVCache, num_rows: int) -> None:
+        """Make room in the cache; a graph holds on to the slabs that it was captured for."""
+        if num_rows > cache.capacity:
+            self._graph = None
+        cache.reserve(num_rows)
 
     def slow_because(self) -> str | None:
         """Why a GPU's kernels cannot be used on it, or None where they can and on the CPU."""
@@ -169,26 +192,27 @@ class Decoder:
         trace: Trace | None,
         on_layer: Callable[[int], None] | None,
     ) -> Tensor:
-        start = cache.length
-        end = start + token_ids.shape[0]
-        cache.reserve(end)
-        cos, sin = self.network.rope_rows(start, end)
-        hidden, normed = self._embedded(token_ids)
-        for layer_idx, layer in enumerate(self.network.layers):
-            q = self._queries(layer, normed, cos, sin, cache, layer_idx)
-            if policy is None:
-                cache.add_moment(layer_idx, self._second_moment(q))
-            else:
-                policy.observe(layer_idx, q, start)
-                policy.appended(layer_idx, start, end)
-            left = policy.left(layer_idx, start) if policy is not None else None
-            if trace is not None:
-                prompt_mass(q[-1], cache, layer_idx, start, end, left, trace)
-            stand_in = policy.stand_in(layer_idx) if policy is not None else None
-            attended = causal_attention(q, cache, layer_idx, start, left, stand_in)
-            hidden, normed = self._finish_layer(layer_idx, hidden, attended)
-            if on_layer is not None:
-                on_layer(start + (end - start) * (layer_idx + 1) // len(self.network.layers))
+        with self._on_device():
+            start = cache.length
+            end = start + token_ids.shape[0]
+            self._reserve(cache, end)
+            cos, sin = self.network.rope_rows(start, end)
+            hidden, normed = self._embedded(token_ids)
+            for layer_idx, layer in enumerate(self.network.layers):
+                q = self._queries(layer, normed, cos, sin, cache, layer_idx)
+                if policy is None:
+                    cache.add_moment(layer_idx, self._second_moment(q))
+                else:
+                    policy.observe(layer_idx, q, start)
+                    policy.appended(layer_idx, start, end)
+                left = policy.left(layer_idx, start) if policy is not None else None
+                if trace is not None:
+                    prompt_mass(q[-1], cache, layer_idx, start, end, left, trace)
+                stand_in = policy.stand_in(layer_idx) if policy is not None else None
+                attended = causal_attention(q, cache, layer_idx, start, left, stand_in)
+                hidden, normed = self._finish_layer(layer_idx, hidden, attended)
+                if on_layer is not None:
+                    on_layer(start + (end - start) * (layer_idx + 1) // len(self.network.layers))
         cache.length = end
         return normed
 
@@ -242,30 +266,3 @@ class Decoder:
                 f"{num_rows:,} tokens do not fit the window of {self.config.name}, "
                 f"which is {self.config.window:,} tokens"
             )
-
-
-def choose_device(device: str) -> torch.device:
-    """`auto` is CUDA where there is a GPU; raises ModelError for a device that is not there."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-    except RuntimeError as error:
-        raise ModelError(f"no such device: {device!r}; use auto, cpu or cuda") from error
-    if chosen.type not in _CHUNK_TOKENS:
-        raise ModelError(f"device {device!r} is not supported; use auto, cpu or cuda")
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError("no CUDA GPU was found; use --device cpu, or see `longread doctor`")
-    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise ModelError(
-            f"there is no device {device}; this machine has {torch.cuda.device_count()} CUDA GPUs"
-        )
-    return chosen
-
-
-def choose_dtype(dtype: str) -> torch.dtype:
-    """`auto` is bfloat16; raises ModelError for anything but bfloat16 and float32."""
-    dtypes = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-    if dtype not in dtypes:
-        raise ModelError(f"dtype must be one of {', '.join(dtypes)}, not {dtype!r}")
-    return dtypes[dtype]

@@ -69,8 +69,8 @@ def read_ahead(
             future.result()
             idle.append(lane)
             tensors = tensors_of(data)
-            del data, future  # what the caller lets go of is free for the next file
             yield tensors
+            del data, future, tensors  # what the caller has let go of is free for the next file
 
 
 def load_tensors(

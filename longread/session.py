@@ -223,7 +223,7 @@ class Session:
             num_read = sum(len(item.token_ids) for item in self._prompt.documents)
             num_all = sum(len(item.token_ids) for item in tokenized)
             emit(Notice(f"only the first {num_read:,} of {num_all:,} tokens are read (--truncate)"))
-        self._decoder = Decoder.load(model_dir, settings.device, settings.dtype)
+        self._decoder: Decoder = Decoder.load(model_dir, settings.device, settings.dtype)
         if slow := self._decoder.slow_because():
             emit(Notice(f"answers come through torch's own operations, which is slow: {slow}"))
         num_rows = len(self._prompt.token_ids)

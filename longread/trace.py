@@ -47,10 +47,7 @@ class Trace:
             self.steps.append([])
 
     def count_into(self, mass: Tensor, selected: Tensor) -> None:
-        """Go on counting in these tensors, which a CUDA graph writes to, from what they were.
-
-        A trace that counted there before is lost.
-        """
+        """Go on counting in these tensors, which a CUDA graph may write to, from here."""
         mass.copy_(self.mass)
         selected.copy_(self.selected)
         self.mass, self.selected = mass, selected

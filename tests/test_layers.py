@@ -25,7 +25,7 @@ LAYERS = (
     "tensorfile weights convert gguf_model gguf_reader hf_model model_config rope",
     "cache index",
     "policies",
-    "attention sampling trace",
+    "attention device sampling trace",
     "evidence model decode_graph network reread",
     "session reply ingest live history",
     "render progress strip schema conversation checkup bench evaluate",

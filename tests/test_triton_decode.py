@@ -184,9 +184,10 @@ def test_choose_rows_of_each_length(num_rows: int, budget: int) -> None:
     _check_choose_rows(num_rows, 4, 128, torch.int8, True, budget)
 
 
+@pytest.mark.parametrize("dtype", INDEX_DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_choose_rows_of_each_head_size(head_dim: int) -> None:
-    _check_choose_rows(300, 3, head_dim, torch.int8, True, 40)
+def test_choose_rows_of_each_head_size(head_dim: int, dtype: torch.dtype) -> None:
+    _check_choose_rows(300, 3, head_dim, dtype, True, 40)
 
 
 def _check_choose_rows(

@@ -7,26 +7,25 @@ torch operations over the same rows by over 2 % relative RMS is not timed.
 
 from __future__ import annotations
 
-import importlib.util
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from longread.bench.prefill import huggingface_model, relative_rms
+from longread.bench.prefill import relative_rms
+from longread.bench.timing import WARM_UPS, graph_ms, median_ms
 from longread.cache import KVCache
 from longread.config import parse_budget
-from longread.decode_graph import StepGraph
-from longread.errors import LongreadError
+from longread.decode_graph import StepGraph, can_choose
+from longread.errors import LongreadError, UsageError
 from longread.model import Decoder
 from longread.policies import Dense, Policy, TokenSelect, Turn
 from longread.policies.kept import kept_ranges, row_tensor
 
 _QUESTION_LEN = 32
-_SPARE_ROWS = 1024
+SPARE_ROWS = 64
 _TOLERANCE = 0.02
 
 
@@ -66,14 +65,25 @@ def variants(
 def run(
     decoder: Decoder, num_rows: int, policies: Mapping[str, Policy], repeats: int
 ) -> list[DecodeFigures]:
-    """Time each policy's step over `num_rows` random rows. Raises LongreadError on a mismatch."""
-    cache = random_cache(decoder, num_rows)
+    """Time each policy's step over `num_rows` random rows.
+
+    Raises UsageError for rows or a vote that cannot be timed, LongreadError on a mismatch: what was
+    timed before it is not reported either.
+    """
+    longest = max(
+        (WARM_UPS + repeats) * policy.reselect if isinstance(policy, TokenSelect) else repeats
+        for policy in policies.values()
+    )
+    cache = random_cache(decoder, num_rows, longest + SPARE_ROWS)
     figures = []
-    for name, policy in policies.items():
+    for name, template in policies.items():
+        policy = dataclasses.replace(template)
+        torch.cuda.reset_peak_memory_stats(decoder.device)
         policy.prepare(cache)
         policy.start_turn(Turn(num_rows - _QUESTION_LEN, num_rows))
         plan = policy.kernel_plan()
-        assert plan is not None, f"{name} has no kernels"
+        if plan is None or not can_choose(plan, cache.capacity):
+            raise UsageError(f"{name} has no kernels to time: another vote, or a larger budget")
         graph = StepGraph(decoder.network, cache, plan, None)
         mass = _check(decoder, cache, policy, graph)
         figures.append(
@@ -81,22 +91,27 @@ def run(
                 name,
                 num_rows,
                 _step_ms(cache, policy, graph, repeats),
-                _attention_ms(decoder, policy, graph, repeats),
+                _attention_ms(decoder, num_rows, graph, repeats),
                 *mass,
                 gpu_bytes=torch.cuda.max_memory_allocated(decoder.device),
             )
         )
-        del graph
+        del graph, plan, policy  # their index and buffers are not the next one's
     return figures
 
 
-def random_cache(decoder: Decoder, num_rows: int) -> KVCache:
-    """A cache of random rows with room to decode.
+def random_cache(decoder: Decoder, num_rows: int, num_spare: int) -> KVCache:
+    """A cache of random rows with room for `num_spare` tokens. Raises UsageError past the window.
 
     The keys' variance falls off over their directions, as it does in trained models: a key index
     has something to find.
     """
-    cache = decoder.new_cache(num_rows + _SPARE_ROWS)
+    if not _QUESTION_LEN < num_rows <= decoder.config.window - num_spare:
+        raise UsageError(
+            f"{num_rows:,} rows cannot be timed with {decoder.config.name}: over {_QUESTION_LEN}, "
+            f"and with {num_spare:,} more in its window of {decoder.config.window:,}"
+        )
+    cache = decoder.new_cache(num_rows + num_spare)
     generator = torch.Generator(decoder.device).manual_seed(1)
     head_dim = decoder.config.head_dim
     spread = torch.logspace(0.5, -1.5, head_dim, device=decoder.device)
@@ -117,7 +132,9 @@ def _check(
     num_rows = cache.length
     token = torch.tensor([7], device=decoder.device)
     found = graph.step(token, policy.turn, None).clone()
-    chosen = graph.chosen.long().clone() if isinstance(policy, TokenSelect) else None
+    reads_all = not isinstance(policy, TokenSelect) or policy.budget is None
+    reads_all = reads_all or graph.num_read(num_rows + 1) == num_rows + 1
+    chosen = None if reads_all else graph.chosen.long().clone()
     expected = _torch_step(decoder, cache, policy, token, chosen)
     cache.truncate(num_rows)
     difference = relative_rms(found, expected)
@@ -173,14 +190,14 @@ def _step_ms(cache: KVCache, policy: Policy, graph: StepGraph, repeats: int) -> 
             graph.step(token, policy.turn, None)
             cache.length += 1
 
-    milliseconds = _median_ms(one_round, repeats) / interval
+    milliseconds = median_ms(one_round, repeats) / interval
     cache.truncate(num_rows)
     return milliseconds
 
 
-def _attention_ms(decoder: Decoder, policy: Policy, graph: StepGraph, repeats: int) -> float:
+def _attention_ms(decoder: Decoder, num_rows: int, graph: StepGraph, repeats: int) -> float:
     """The step's choosing and attending alone, captured by themselves, mean over a round."""
-    dense = isinstance(policy, Dense)
+    dense = graph.num_read(num_rows + 1) == num_rows + 1
     layers = range(decoder.config.num_hidden_layers)
 
     def attend(chooses: bool) -> Callable[[], None]:
@@ -191,95 +208,8 @@ def _attention_ms(decoder: Decoder, policy: Policy, graph: StepGraph, repeats: i
         return run_all
 
     interval = graph.plan.reselect
-    reading_ms = _graph_ms(attend(False), repeats) if dense or interval > 1 else 0.0
+    reading_ms = graph_ms(attend(False), repeats) if dense or interval > 1 else 0.0
     if dense:
         return reading_ms
-    choosing_ms = _graph_ms(attend(True), repeats)
+    choosing_ms = graph_ms(attend(True), repeats)
     return (choosing_ms + (interval - 1) * reading_ms) / interval
-
-
-@torch.inference_mode()
-def peers(decoder: Decoder, num_rows: int, repeats: int) -> list[DecodeFigures]:
-    """Dense attention of the libraries over all layers; then a step of Hugging Face's model."""
-    cache = random_cache(decoder, num_rows)
-    config = decoder.config
-    q = torch.randn(config.num_attention_heads, config.head_dim, device=decoder.device)
-    q = q.to(decoder.dtype)
-    figures = []
-    contenders: dict[str, Callable[[], None]] = {}
-
-    def sdpa() -> None:
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            for k, v in zip(cache.k, cache.v, strict=True):
-                F.scaled_dot_product_attention(
-                    q[None, :, None], k[None, :, :num_rows], v[None, :, :num_rows], enable_gqa=True
-                )
-
-    contenders["cuDNN attention"] = sdpa
-    if importlib.util.find_spec("flashinfer") is not None:
-        import flashinfer
-
-        def flash() -> None:
-            for k, v in zip(cache.k, cache.v, strict=True):
-                flashinfer.single_decode_with_kv_cache(
-                    q, k[:, :num_rows], v[:, :num_rows], kv_layout="HND", use_tensor_cores=True
-                )
-
-        contenders["FlashInfer attention"] = flash
-    for name, contender in contenders.items():
-        milliseconds = _graph_ms(contender, repeats)
-        figures.append(DecodeFigures(name, num_rows, 0.0, milliseconds))
-    figures.append(
-        DecodeFigures(
-            "Hugging Face", num_rows, _huggingface_ms(decoder, cache, num_rows, repeats), 0.0
-        )
-    )
-    return figures
-
-
-def _huggingface_ms(decoder: Decoder, cache: KVCache, num_rows: int, repeats: int) -> float:
-    """A step of its model with its own cache and SDPA, as `generate` runs it."""
-    from transformers import DynamicCache
-
-    model = huggingface_model(
-        decoder.config, decoder.network.tensors, decoder.device, decoder.dtype
-    )
-    theirs = DynamicCache()
-    for layer_idx, (k, v) in enumerate(zip(cache.k, cache.v, strict=True)):
-        theirs.update(k[None, :, :num_rows], v[None, :, :num_rows], layer_idx)
-    cache.k = cache.v = cache.k.new_empty((0,))  # theirs are copies
-    token = torch.tensor([[7]], device=decoder.device)
-
-    def step() -> None:
-        model(token, past_key_values=theirs, use_cache=True)
-
-    return _median_ms(step, min(repeats, 5))
-
-
-def _graph_ms(body: Callable[[], None], repeats: int) -> float:
-    """Median of the replays of a captured body."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        body()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        body()
-    return _median_ms(graph.replay, repeats)
-
-
-def _median_ms(body: Callable[[], None], repeats: int) -> float:
-    for _ in range(2):
-        body()
-    times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        body()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return median(times)

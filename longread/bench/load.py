@@ -22,11 +22,11 @@ from torch import Tensor
 from longread.bench.shapes import SHAPES, random_weights
 from longread.cache import BLOCK_ROW_DIMS, KVCache
 from longread.convert import OutputTensor, write_tensors
+from longread.device import choose_device, choose_dtype
 from longread.entry import Entry
 from longread.errors import LongreadError, UsageError
 from longread.ingest import restore
 from longread.manifest import BLOCK_LEN
-from longread.model import choose_device, choose_dtype
 from longread.pinned import file_reader
 from longread.store import Store
 from longread.tensorfile import ReadFiles, read_each

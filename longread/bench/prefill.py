@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from longread.bench.shapes import load_model
+from longread.device import choose_device, choose_dtype
 from longread.errors import LongreadError
-from longread.model import Decoder, choose_device, choose_dtype
+from longread.model import Decoder
 from longread.policies import Dense
 from longread.weights import ModelConfig
 

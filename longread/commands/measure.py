@@ -140,7 +140,7 @@ def bench_prefill(
 
     run = Run.start(ctx)
     settings = run.settings
-    model_name = _model_or_shape(run)
+    model_name = model_or_shape(run)
     runs, difference = prefill.run(model_name, settings.device, settings.dtype, num_tokens, repeats)
     rows, rates = [], {}
     for contender in prefill.CONTENDERS:
@@ -198,90 +198,7 @@ def bench_pages(
     run.screen.print(json.dumps({"documents": records}))
 
 
-@bench.command("decode")
-def bench_decode(
-    ctx: typer.Context,
-    contexts: Annotated[
-        str, typer.Option("--contexts", metavar="N,N,...", help="Rows in the cache.")
-    ] = "8192,32768,131072",
-    budgets: Annotated[
-        str, typer.Option("--budgets", metavar="B,B,...", help="Budgets beside dense.")
-    ] = "2048,20%",
-    reselect: Annotated[
-        int, typer.Option("--reselect", metavar="N", min=1, help="Also choose every N tokens.")
-    ] = 4,
-    peers: Annotated[
-        bool, typer.Option("--peers", help="Time Hugging Face and the libraries' attention too.")
-    ] = False,
-    repeats: Repeats = 20,
-    model: options.Model = None,
-    vote: options.Vote = None,
-    index: options.Index = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-) -> None:
-    """Time a decode step on a GPU: dense and selected, random rows, a model or a shape by name."""
-    import dataclasses
-    import json
-
-    from longread.bench.shapes import load_model
-    from longread.commands.run import Run, table_lines
-    from longread.errors import ModelError, UsageError
-    from longread.model import Decoder, choose_device, choose_dtype
-    from longread.plain_text import size_text
-
-    run = Run.start(ctx)
-    settings = run.settings
-    torch_device, torch_dtype = choose_device(settings.device), choose_dtype(settings.dtype)
-    if torch_device.type != "cuda":
-        raise ModelError("bench decode times CUDA graphs and needs a GPU")
-    try:
-        lengths = [int(length) for length in contexts.split(",")]
-    except ValueError as error:
-        raise UsageError(f"--contexts takes numbers of rows, not {contexts!r}") from error
-    from longread.bench import decode
-
-    config, tensors = load_model(_model_or_shape(run), torch_device, torch_dtype)
-    decoder = Decoder(config, tensors, torch_device, torch_dtype)
-    figures = []
-    for num_rows in lengths:
-        policies = decode.variants(
-            budgets.split(","), num_rows, settings.vote, settings.index, reselect
-        )
-        figures += decode.run(decoder, num_rows, policies, repeats)
-        if peers:
-            figures += decode.peers(decoder, num_rows, repeats)
-
-    def shown(value: float | None, form: str) -> str:
-        return format(value, form) if value else ""
-
-    rows = [
-        (
-            f"{figure.num_rows:,}",
-            figure.variant,
-            shown(figure.step_ms, ".3f"),
-            shown(figure.attention_ms, ".3f"),
-            shown(figure.mass_kept, ".3f"),
-            shown(figure.best_mass, ".3f"),
-            size_text(figure.gpu_bytes) if figure.gpu_bytes else "",
-        )
-        for figure in figures
-    ]
-    head = ("rows", "variant", "step_ms", "attention_ms", "mass", "best_mass", "gpu_memory")
-    for line in table_lines(head, rows, "rows step_ms attention_ms mass best_mass gpu_memory"):
-        run.screen.print(line)
-    record = {
-        "model": settings.model,
-        "vote": settings.vote,
-        "index": settings.index,
-        "figures": [dataclasses.asdict(figure) for figure in figures],
-    }
-    run.screen.print(json.dumps(record))
-
-
-def _model_or_shape(run: Run) -> str:
+def model_or_shape(run: Run) -> str:
     """A shape's name as it stands, or the converted directory of the model."""
     from longread import weights
     from longread.bench.shapes import SHAPES

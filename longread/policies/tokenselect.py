@@ -42,16 +42,17 @@ class TokenSelect(Policy):
     _index: KeyIndex | None = field(default=None, init=False, repr=False)
     _kept: Tensor | None = field(default=None, init=False, repr=False)
     _norm_rows: Tensor | None = field(default=None, init=False, repr=False)
-    _num_steps: int = field(default=0, init=False, repr=False)
+    _num_steps: int = field(default=0, init=False, repr=False)  # with the rows in _chosen
     _chosen: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
         self._cache = cache
+        self._chosen.clear()
         self._index = KeyIndex(cache, self.index, self.index_dim)
 
     def start_turn(self, turn: Turn) -> None:
         super().start_turn(turn)
-        self._num_steps = 0
+        self._chosen.clear()
 
     def appended(self, layer_idx: int, start: int, end: int) -> None:
         assert self._index is not None, "prepare() comes first"
@@ -64,13 +65,17 @@ class TokenSelect(Policy):
             self._kept = row_tensor(ranges, q.device)
             self._norm_rows = row_tensor(norm_ranges(ranges, num_rows, self.sink_size), q.device)
             self._num_steps += 1
+            if self._num_steps >= self.reselect:
+                self._chosen.clear()
         if self.budget is None or self.budget >= num_rows - self._kept.shape[0]:
+            self._chosen.clear()
             return None
-        if (self._num_steps - 1) % self.reselect and layer_idx in self._chosen:
+        if layer_idx in self._chosen:
             chosen = self._chosen[layer_idx]
             return torch.cat((self._kept.expand(chosen.shape[0], -1), chosen), dim=-1)
         scores = self._index.scores(layer_idx, q, num_rows) - self._norms(layer_idx, q)[..., None]
         votes = ops.vote(scores, self.vote, self.min_votes)
+        self._num_steps = 0
         rows = ops.select_rows(votes, self._kept, self.budget)
         self._chosen[layer_idx] = rows[:, self._kept.shape[0] :]
         return rows
