@@ -37,7 +37,7 @@ def causal_attention(
         rows = left[head % left.shape[0]]
         rows = torch.cat((rows[rows >= 0], own))
         head_k, head_v = (slab[head : head + 1].index_select(1, rows) for slab in (k, v))
-        outs.append(ops.attend_causal(head_q, head_k, head_v, scale))
+        outs.append(ops.attend_causal(head_q.contiguous(), head_k, head_v, scale))
         if stand_in is not None:
             log_norms.append(_log_norms(head_q, head_k, scale))
     out = torch.cat(outs, dim=1)

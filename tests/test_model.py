@@ -14,8 +14,8 @@ from longread import model as model_module
 from longread.attention import causal_attention
 from longread.bench.prefill import relative_rms
 from longread.cache import KVCache
-from longread.errors import ContextError, ModelError
 from longread.device import choose_device, choose_dtype
+from longread.errors import ContextError, ModelError
 from longread.model import Decoder
 from longread.policies import Dense
 
