@@ -14,6 +14,16 @@ _LOG2_E = 1.4426950408889634
 
 
 @triton.jit
+def count_places(sink_end, middle, middle_end, tail, num_rows, budget, DENSE: tl.constexpr):
+    """How many rows a step lists: all, or the kept ones and the budget."""
+    if DENSE:
+        num_places = num_rows
+    else:
+        num_places = sink_end + middle_end - middle + num_rows - tail + budget
+    return num_places
+
+
+@triton.jit
 def row_at(place, chosen_ptr, sink_end, middle, middle_end, tail, num_rows, inside):
     """The row at each place of the list: sinks, question, window, then the chosen ones."""
     num_middle = middle_end - middle
@@ -57,11 +67,7 @@ def attend_kernel(
     heads = kv_head * G + group
     num_rows, sink_end, middle, middle_end, tail = kept_ranges(state_ptr, sink_size, window_size)
     wait_for_inputs(EARLY)
-    if DENSE:
-        num_places = num_rows
-    else:
-        num_kept = sink_end + middle_end - middle + num_rows - tail
-        num_places = num_kept + budget
+    num_places = count_places(sink_end, middle, middle_end, tail, num_rows, budget, DENSE)
     q = tl.load(
         q_ptr + heads[:, None] * head_dim + columns[None, :],
         mask=in_group[:, None] & column_inside[None, :],

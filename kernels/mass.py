@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from longread_kernels.attend import row_at
+from longread_kernels.attend import count_places, row_at
 from longread_kernels.launch import kept_ranges, launch_options, wait_for_inputs
 from longread_kernels.tables import Kept
 from torch import Tensor
@@ -31,11 +31,7 @@ def add_mass_kernel(
     kv_head = tl.program_id(0).to(tl.int64)
     num_rows, sink_end, middle, middle_end, tail = kept_ranges(state_ptr, sink_size, window_size)
     wait_for_inputs(EARLY)
-    if DENSE:
-        num_places = num_rows
-    else:
-        num_kept = sink_end + middle_end - middle + num_rows - tail
-        num_places = num_kept + budget
+    num_places = count_places(sink_end, middle, middle_end, tail, num_rows, budget, DENSE)
     chosen_ptr += kv_head * budget
     mass_ptr += kv_head * num_counted
     selected_ptr += kv_head * num_counted

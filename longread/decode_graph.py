@@ -144,8 +144,7 @@ class StepGraph:
             self._turn, self._steps_since_choice = turn, -1
             state = (row, turn.question_start, turn.question_end)
             self._state.copy_(torch.tensor(state, dtype=torch.int32))
-        num_read = self.num_read(row + 1)
-        dense = num_read == row + 1
+        dense = self.reads_all(row + 1)
         chooses = not dense and (self._steps_since_choice + 1) % self.plan.reselect == 0
         self._steps_since_choice = -1 if dense else self._steps_since_choice + 1
         if trace is not None:
@@ -156,7 +155,7 @@ class StepGraph:
                 trace.count_into(self._mass, self._selected)
                 self._trace = weakref.ref(trace)
             trace.start_step(row + 1)
-            trace.add_rows_read(num_read)
+            trace.add_rows_read(self.num_read(row + 1))
         self._token.copy_(token_id)
         self._replay(dense, chooses)
         self._expected = row + 1
@@ -169,6 +168,10 @@ class StepGraph:
             return num_rows
         ranges = kept_ranges(num_rows, self._turn, plan.sink_size, plan.window_size)
         return min(plan.budget + sum(end - start for start, end in ranges), num_rows)
+
+    def reads_all(self, num_rows: int) -> bool:
+        """Whether a step over `num_rows` rows is a dense one."""
+        return self.num_read(num_rows) == num_rows
 
     def _replay(self, dense: bool, chooses: bool) -> None:
         if self._network.device.type == "cpu":  # Triton's interpreter, in the tests

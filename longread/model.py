@@ -115,7 +115,7 @@ class Decoder:
         self._reserve(cache, end)
         graph = self._step_graph(cache, policy, trace)
         if graph is not None:
-            with self._on_device():
+            with self.on_device():
                 logits = graph.step(token_id, policy.turn, trace)
             cache.length = end
             return logits
@@ -129,7 +129,7 @@ class Decoder:
         start, end = cache.length, cache.length + 1
         self._check_window(end)
         self._reserve(cache, end)
-        with self._on_device():
+        with self.on_device():
             if trace is not None:
                 trace.start_step(end)
             cos, sin = self.network.rope_rows(start, end)
@@ -160,7 +160,7 @@ class Decoder:
                 self._graph = StepGraph(self.network, cache, plan, num_counted)
         return self._graph
 
-    def _on_device(self) -> AbstractContextManager[object]:
+    def on_device(self) -> AbstractContextManager[object]:
         """Triton and CUDA graphs work on the current device, not on that of their tensors."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
@@ -192,7 +192,7 @@ class Decoder:
         trace: Trace | None,
         on_layer: Callable[[int], None] | None,
     ) -> Tensor:
-        with self._on_device():
+        with self.on_device():
             start = cache.length
             end = start + token_ids.shape[0]
             self._reserve(cache, end)

@@ -132,24 +132,27 @@ def _check(
     num_rows = cache.length
     token = torch.tensor([7], device=decoder.device)
     found = graph.step(token, policy.turn, None).clone()
-    reads_all = not isinstance(policy, TokenSelect) or policy.budget is None
-    reads_all = reads_all or graph.num_read(num_rows + 1) == num_rows + 1
-    chosen = None if reads_all else graph.chosen.long().clone()
-    expected = _torch_step(decoder, cache, policy, token, chosen)
+    chosen = kept_rows = None
+    replayed = policy
+    if not graph.reads_all(num_rows + 1):
+        ranges = kept_ranges(
+            num_rows + 1, policy.turn, graph.plan.sink_size, graph.plan.window_size
+        )
+        chosen, kept_rows = graph.chosen.long().clone(), row_tensor(ranges, token.device)
+        replayed = _Replay(chosen, kept_rows)
+    expected = decoder.decode_with_torch(token, cache, replayed)
     cache.truncate(num_rows)
     difference = relative_rms(found, expected)
     if difference > _TOLERANCE:
         raise LongreadError(
             f"the logits differ from torch's by {difference:.2%} relative RMS: nothing is timed"
         )
-    if chosen is None:
+    if chosen is None or kept_rows is None:
         return None, None
     k = cache.k[-1, :, : num_rows + 1].float()
     q = graph.query.q.float().reshape(k.shape[0], -1, k.shape[2]) * k.shape[2] ** -0.5
     probs = torch.softmax(torch.matmul(q, k.transpose(1, 2)), dim=-1)
-    assert isinstance(policy, TokenSelect)
-    ranges = kept_ranges(num_rows + 1, policy.turn, policy.sink_size, policy.window_size)
-    kept = probs[:, :, row_tensor(ranges, k.device)].sum(dim=-1)
+    kept = probs[:, :, kept_rows].sum(dim=-1)
     rows = chosen[-1].clamp(min=0)[:, None].expand(-1, q.shape[1], -1)
     mass = kept + (probs.gather(2, rows) * (chosen[-1] >= 0)[:, None]).sum(dim=-1)
     best = kept + probs.topk(chosen.shape[2], dim=-1).values.sum(dim=-1)
@@ -166,18 +169,6 @@ class _Replay(Policy):
     def select(self, layer_idx: int, q: Tensor, num_rows: int) -> Tensor:
         rows = self.chosen[layer_idx]
         return torch.cat((self.kept.expand(rows.shape[0], -1), rows), dim=1)
-
-
-def _torch_step(
-    decoder: Decoder, cache: KVCache, policy: Policy, token: Tensor, chosen: Tensor | None
-) -> Tensor:
-    if chosen is None:
-        return decoder.decode_with_torch(token, cache, policy)
-    assert isinstance(policy, TokenSelect)
-    num_rows = cache.length + 1
-    ranges = kept_ranges(num_rows, policy.turn, policy.sink_size, policy.window_size)
-    replay = _Replay(chosen, row_tensor(ranges, token.device))
-    return decoder.decode_with_torch(token, cache, replay)
 
 
 def _step_ms(cache: KVCache, policy: Policy, graph: StepGraph, repeats: int) -> float:
@@ -197,7 +188,7 @@ def _step_ms(cache: KVCache, policy: Policy, graph: StepGraph, repeats: int) -> 
 
 def _attention_ms(decoder: Decoder, num_rows: int, graph: StepGraph, repeats: int) -> float:
     """The step's choosing and attending alone, captured by themselves, mean over a round."""
-    dense = graph.num_read(num_rows + 1) == num_rows + 1
+    dense = graph.reads_all(num_rows + 1)
     layers = range(decoder.config.num_hidden_layers)
 
     def attend(chooses: bool) -> Callable[[], None]:

@@ -63,13 +63,14 @@ def bench_decode(
     config, tensors = load_model(model_or_shape(run), torch_device, torch_dtype)
     decoder = Decoder(config, tensors, torch_device, torch_dtype)
     figures = []
-    for num_rows in lengths:
-        policies = decode.variants(
-            budgets.split(","), num_rows, settings.vote, settings.index, reselect
-        )
-        figures += decode.run(decoder, num_rows, policies, repeats)
-        if peers:
-            figures += contenders.run(decoder, num_rows, repeats)
+    with decoder.on_device():
+        for num_rows in lengths:
+            policies = decode.variants(
+                budgets.split(","), num_rows, settings.vote, settings.index, reselect
+            )
+            figures += decode.run(decoder, num_rows, policies, repeats)
+            if peers:
+                figures += contenders.run(decoder, num_rows, repeats)
 
     def shown(value: float | None, form: str) -> str:
         return format(value, form) if value else ""

@@ -45,11 +45,14 @@ class Streaming(Policy):
         self._num_read = start + q.shape[0]
 
     def left(self, layer_idx: int, num_rows: int) -> Tensor | None:
-        return None if self._first_left == 0 else self._rows(num_rows)
+        if self._first_left == 0:
+            return None
+        sinks, first = min(self.sink_size, num_rows), min(self._first_left, num_rows)
+        return row_tensor([(0, sinks), (max(first, sinks), num_rows)], self._device)[None]
 
     def select(self, layer_idx: int, q: Tensor, num_rows: int) -> Tensor | None:
         self._evict(num_rows)
-        return None if self._first_left == 0 else self._rows(num_rows)
+        return self.left(layer_idx, num_rows)
 
     def _evict(self, num_rows: int) -> None:
         """Move the window to the end of rows [0, num_rows); it never moves back."""
@@ -58,8 +61,3 @@ class Streaming(Policy):
         first = num_rows - self.window_size - self.budget
         if first > self.sink_size:
             self._first_left = max(self._first_left, first)
-
-    def _rows(self, num_rows: int) -> Tensor:
-        sinks, first = min(self.sink_size, num_rows), min(self._first_left, num_rows)
-        ranges = [(0, sinks), (max(first, sinks), num_rows)]
-        return row_tensor(ranges, self._device)[None]
