@@ -15,6 +15,7 @@ import torch
 from longread_kernels import reference
 from longread_kernels.reference import attend_ref as attend
 from longread_kernels.reference import rms_norm_ref as rms_norm
+from longread_kernels.reference import rope_ref as rope
 from longread_kernels.reference import score_ref as score
 from longread_kernels.reference import select_rows_ref as select_rows
 from longread_kernels.reference import vote_ref as vote
@@ -27,6 +28,7 @@ __all__ = [
     "has_fp8",
     "on_triton",
     "rms_norm",
+    "rope",
     "rope_append",
     "score",
     "select_rows",

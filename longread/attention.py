@@ -54,6 +54,7 @@ def decode_attention(
     q: [H_q, D] after RoPE, the token's own row being num_rows - 1. Returns [H_q * D].
     """
     indices = policy.select(layer_idx, q, num_rows)
+    cache = policy.read_from(cache)
     k, v = cache.k[layer_idx, :, :num_rows], cache.v[layer_idx, :, :num_rows]
     out, probs = ops.attend(q, k, v, indices, q.shape[-1] ** -0.5)
     stand_in = policy.stand_in(layer_idx)

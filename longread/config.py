@@ -22,7 +22,17 @@ import platformdirs
 from longread import values
 from longread.errors import UsageError
 
-POLICY_NAMES = ("tokenselect", "dense", "streaming", "quest", "snapkv", "pyramidkv", "h2o", "razor")
+POLICY_NAMES = (
+    "tokenselect",
+    "dense",
+    "streaming",
+    "quest",
+    "snapkv",
+    "pyramidkv",
+    "h2o",
+    "razor",
+    "xkv",
+)
 VOTE_NAMES = ("group", "group-max", "all", "threshold", "none")
 INDEX_NAMES = ("int8", "fp8", "exact")
 DTYPE_NAMES = ("auto", "bfloat16", "float32")

@@ -206,10 +206,11 @@ class Decoder:
                     policy.observe(layer_idx, q, start)
                     policy.appended(layer_idx, start, end)
                 left = policy.left(layer_idx, start) if policy is not None else None
+                read = policy.read_from(cache) if policy is not None else cache
                 if trace is not None:
-                    prompt_mass(q[-1], cache, layer_idx, start, end, left, trace)
+                    prompt_mass(q[-1], read, layer_idx, start, end, left, trace)
                 stand_in = policy.stand_in(layer_idx) if policy is not None else None
-                attended = causal_attention(q, cache, layer_idx, start, left, stand_in)
+                attended = causal_attention(q, read, layer_idx, start, left, stand_in)
                 hidden, normed = self._finish_layer(layer_idx, hidden, attended)
                 if on_layer is not None:
                     on_layer(start + (end - start) * (layer_idx + 1) // len(self.network.layers))

@@ -55,6 +55,9 @@ class DocumentRereader:
         finally:
             cache.length = length
 
+    def rope_rows(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        return self.decoder.network.rope_rows(start, end)
+
     def text(self, token_ids: Tensor, observer: Policy) -> None:
         """Show `observer` the queries of other tokens [T] int64, read into a cache of their own."""
         cache = self.decoder.new_cache(token_ids.shape[0])

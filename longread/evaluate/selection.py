@@ -17,11 +17,11 @@ from torch import Tensor
 
 from longread.cache import KVCache
 from longread.config import Settings
-from longread.errors import DocumentError
+from longread.errors import DocumentError, UsageError
 from longread.events import Event, Notice, NoticeFn, PasswordFn, Progress, ProgressFn
 from longread.ingest import fit_prompt, read_documents
 from longread.model import Decoder
-from longread.policies import Policy, Rereader, Turn, make_policy
+from longread.policies import POLICIES, Policy, Rereader, Turn, make_policy
 from longread.prompt import ChatFormat
 from longread.reread import DocumentRereader
 from longread.tokenizer import Tokenizer
@@ -122,9 +122,14 @@ def run(
 ) -> dict[str, object]:
     """Measure the policy of `settings` on one document; nothing is cached.
 
-    Returns the figures of `mass_kept` with the policy's name and budget. Raises the LongreadError
-    of what failed.
+    Returns the figures of `mass_kept` with the policy's name and budget. Raises UsageError for a
+    policy that leaves no row out, and the LongreadError of what failed.
     """
+    if POLICIES[settings.policy].rebuilds:
+        raise UsageError(
+            f"{settings.policy} reads every row, rebuilt from a smaller form, so there are no kept "
+            "rows whose attention mass could be measured; choose another --policy"
+        )
 
     def emit(event: Event) -> None:
         if isinstance(event, Progress):

@@ -14,6 +14,7 @@ from longread.policies.razor import Razor
 from longread.policies.snapkv import SnapKV
 from longread.policies.streaming import Streaming
 from longread.policies.tokenselect import TokenSelect
+from longread.policies.xkv import XKV
 
 POLICIES: dict[str, type[Policy]] = {
     "dense": Dense,
@@ -24,6 +25,7 @@ POLICIES: dict[str, type[Policy]] = {
     "pyramidkv": PyramidKV,
     "h2o": H2O,
     "razor": Razor,
+    "xkv": XKV,
 }
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "Streaming",
     "TokenSelect",
     "Turn",
+    "XKV",
     "make_policy",
 ]
 

@@ -64,6 +64,9 @@ class Rereader(Protocol):
     def documents(self, cache: KVCache, observer: Policy) -> None:
         """Call observer.observe with the documents' queries; the cache stays as it is."""
 
+    def rope_rows(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """cos and sin by which rows [start, end) were turned, [T, D/2] fp32 each."""
+
     def text(self, token_ids: Tensor, observer: Policy) -> None:
         """Call observer.prepare with another cache, then observe with the queries of a text."""
 
@@ -73,6 +76,7 @@ class Policy:
     """Reads every row. A subclass overrides what it needs; the fields are its hyper-parameters."""
 
     evicts: ClassVar[bool] = False  # whether rows that it drops are never read again
+    rebuilds: ClassVar[bool] = False  # whether it reads all rows, but in another form
     turn: Turn = field(default=Turn(), init=False, repr=False)
 
     def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
@@ -97,6 +101,10 @@ class Policy:
         int64 [H_kv, n] or [1, n] with -1 for empty places; rows from num_rows on are not named.
         """
         return None
+
+    def read_from(self, cache: KVCache) -> KVCache:
+        """The cache whose rows are attended to: the model's, or one of its own with as many."""
+        return cache
 
     def stand_in(self, layer_idx: int) -> StandIn | None:
         """What is attended to beside the rows that are left or selected."""

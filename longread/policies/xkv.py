@@ -1,0 +1,148 @@
+"""xKV (arXiv 2503.18893): every row is read, rebuilt from a low-rank form that layers share.
+
+For each group of adjacent layers the keys before RoPE of all its layers and heads stand side by
+side as one matrix [S, F], F = group_size * H_kv * D, and so do the values. Each matrix is cut to
+its best approximation of rank r, which takes r * (S + F) numbers: a basis of tokens that the group
+shares, and what each layer rebuilds its rows with. What is stored is what `budget` of the S rows
+would be, K and V together:
+
+    (rank_k + rank_v) * (S + F) = 2 * budget * F,  rank_v = value_ratio * rank_k
+
+A matrix whose r * (S + F) comes to S * F or more stays exact, and the other one has the rest.
+
+Differences from the paper: the first question is read before the documents are cut, as for every
+policy here, and questions and answers stay exact; the paper cuts the whole prompt. The token basis
+is not kept: it is multiplied out into a second slab, so no memory is saved, and with that slab the
+rows of the documents exist twice. Their originals are not read again after the first question. The
+basis comes from the eigenvectors of the matrix's F x F Gram matrix, read off in chunks of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from longread_kernels import dispatch as ops
+from torch import Tensor
+
+from longread.cache import KVCache
+from longread.policies.base import Policy, Rereader, Turn
+
+_CHUNK_ROWS = 2048
+
+
+@dataclass
+class XKV(Policy):
+    """budget (None: all): rows of the documents whose numbers are stored; group_size: layers.
+
+    value_ratio: rank of the values over rank of the keys; 576 over 384 in the paper.
+    """
+
+    rebuilds: ClassVar[bool] = True
+    budget: int | None
+    group_size: int = 4
+    value_ratio: float = 1.5
+    _cache: KVCache | None = field(default=None, init=False, repr=False)
+    _rereader: Rereader | None = field(default=None, init=False, repr=False)
+    _rebuilt: KVCache | None = field(default=None, init=False, repr=False)
+    _was_asked: bool = field(default=False, init=False, repr=False)
+
+    def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
+        self._cache, self._rereader = cache, rereader
+        self._rebuilt, self._was_asked = None, False
+
+    def start_turn(self, turn: Turn) -> None:
+        if self._cache is not None and self._was_asked:
+            self._rebuild(self._cache.length)  # where the last turn's answer had no token
+        super().start_turn(turn)
+
+    def observe(self, layer_idx: int, q: Tensor, start: int) -> None:
+        self._was_asked = True
+
+    def appended(self, layer_idx: int, start: int, end: int) -> None:
+        if self._cache is None or self._rebuilt is None:
+            return
+        self._rebuilt.reserve(end)
+        self._rebuilt.length = end
+        self._rebuilt.k[layer_idx, :, start:end] = self._cache.k[layer_idx, :, start:end]
+        self._rebuilt.v[layer_idx, :, start:end] = self._cache.v[layer_idx, :, start:end]
+
+    def select(self, layer_idx: int, q: Tensor, num_rows: int) -> Tensor | None:
+        self._rebuild(num_rows)
+        return None
+
+    def read_from(self, cache: KVCache) -> KVCache:
+        return cache if self._rebuilt is None else self._rebuilt
+
+    def ranks(self, num_rows: int, num_features: int) -> tuple[int | None, int | None]:
+        """Ranks of the keys and values of a group's matrices [num_rows, num_features].
+
+        None: stays exact.
+        """
+        if self.budget is None or self.budget >= num_rows:
+            return None, None
+        most = num_rows * num_features / (num_rows + num_features)  # takes what the rows take
+        total = 2 * self.budget / num_rows * most
+        values = min(total * self.value_ratio / (1 + self.value_ratio), most)
+        keys = min(total - values, most)
+        values = min(total - keys, most)
+        rank_k, rank_v = (None if r >= most else max(1, int(r + 1e-6)) for r in (keys, values))
+        return rank_k, rank_v
+
+    def _rebuild(self, num_rows: int) -> None:
+        """Cut the documents, once. Rows [0, num_rows) are in the cache, or about to be."""
+        if self._rebuilt is not None or self.budget is None:
+            return
+        assert self._cache is not None and self._rereader is not None, "prepare() comes first"
+        num_document = self._rereader.num_rows
+        if self.budget >= num_document:
+            return
+        old = self._cache
+        layers, heads, capacity, head_dim = old.k.shape
+        new = KVCache(layers, heads, head_dim, capacity, device=old.k.device, dtype=old.k.dtype)
+        new.length = num_rows
+        rope = self._rereader.rope_rows(0, num_document)
+        for first in range(0, layers, self.group_size):
+            group = slice(first, min(first + self.group_size, layers))
+            ranks = self.ranks(num_document, (group.stop - first) * heads * head_dim)
+            _cut(old.k[group, :, :num_document], new.k[group, :, :num_document], ranks[0], rope)
+            _cut(old.v[group, :, :num_document], new.v[group, :, :num_document], ranks[1], None)
+        new.k[:, :, num_document:num_rows] = old.k[:, :, num_document:num_rows]
+        new.v[:, :, num_document:num_rows] = old.v[:, :, num_document:num_rows]
+        self._rebuilt = new
+
+
+def _cut(old: Tensor, new: Tensor, rank: int | None, rope: tuple[Tensor, Tensor] | None) -> None:
+    """Write to `new` what rank `rank` (None: all) leaves of `old`; [g, H_kv, S, D] both.
+
+    rope: cos and sin [S, D/2] fp32 by which the rows were turned, and are turned again after.
+    """
+    if rank is None:
+        new.copy_(old)
+        return
+    num_features = old.shape[0] * old.shape[1] * old.shape[3]
+    gram = torch.zeros((num_features, num_features), dtype=torch.float32, device=old.device)
+    for start in range(0, old.shape[2], _CHUNK_ROWS):
+        rows = _flat(old, start, rope)
+        gram.addmm_(rows.T, rows)
+    basis = torch.linalg.eigh(gram).eigenvectors[:, -rank:]  # [F, r], the largest come last
+    for start in range(0, old.shape[2], _CHUNK_ROWS):
+        rows = (_flat(old, start, rope) @ basis) @ basis.T
+        heads = rows.view(rows.shape[0], -1, old.shape[3])
+        if rope is not None:
+            cos, sin = (table[start : start + _CHUNK_ROWS] for table in rope)
+            heads = ops.rope(heads, cos, sin)
+        heads = heads.unflatten(1, old.shape[:2]).permute(1, 2, 0, 3)
+        new[:, :, start : start + _CHUNK_ROWS] = heads
+
+
+def _flat(slab: Tensor, start: int, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+    """A chunk of rows as they were before RoPE, all heads side by side: [n, g * H_kv * D] fp32."""
+    rows = slab[:, :, start : start + _CHUNK_ROWS].float()
+    rows = rows.permute(2, 0, 1, 3).flatten(1, 2)  # [n, g * H_kv, D]
+    if rope is not None:
+        cos, sin = (table[start : start + _CHUNK_ROWS] for table in rope)
+        squared = cos.square() + sin.square()  # YaRN also scales what it turns
+        rows = ops.rope(rows, cos / squared, -sin / squared)
+    return rows.flatten(1)
