@@ -38,7 +38,7 @@ class KeyIndex:
         if not 0 <= index_dim <= head_dim:
             raise UsageError(f"index-dim must be 0 to {head_dim} for this model, not {index_dim}")
         self.kind = kind
-        self._cache = cache
+        self.cache = cache
         self._softmax_scale = head_dim**-0.5
         if kind == "exact":
             return
@@ -47,23 +47,34 @@ class KeyIndex:
         layers, heads = cache.k.shape[:2]
         row_dtype = torch.int8 if kind == "int8" else _FP8
         self._rows = cache.k.new_empty((layers, heads, cache.capacity, self._dim), dtype=row_dtype)
-        name = f"index-{kind}-{self._dim}-static"
-        stored = cache.by_products.read_extra(name) if cache.by_products is not None else None
+        self._k_mean = torch.empty((layers, heads, head_dim), device=cache.k.device)
+        self._q_offset = torch.empty_like(self._k_mean)
+        self._k_basis = torch.empty((layers, heads, head_dim, self._dim), device=cache.k.device)
+        self._q_basis = torch.empty_like(self._k_basis)
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Build it anew, in place, for the documents that the cache holds now."""
+        if self.kind == "exact":
+            return
+        self.reserve()
+        by_products = self.cache.by_products
+        name = f"index-{self.kind}-{self._dim}-static"
+        stored = by_products.read_extra(name) if by_products is not None else None
         if stored is None:
             stored = self._build()
-            if cache.by_products is not None:
-                cache.by_products.write_extra(name, stored)
-        device = cache.k.device
-        self._k_mean = stored["k_mean"].to(device)  # [L, H_kv, D]
-        self._k_basis = stored["k_basis"].to(device)  # [L, H_kv, D, d]
-        self._q_basis = stored["q_basis"].to(device) * self._softmax_scale  # [L, H_kv, D, d]
-        self._q_offset = self._k_mean * self._softmax_scale
-        self._rows[:, :, : cache.length] = stored["rows"].to(device)
+            if by_products is not None:
+                by_products.write_extra(name, stored)
+        self._k_mean.copy_(stored["k_mean"])
+        self._k_basis.copy_(stored["k_basis"])
+        self._q_basis.copy_(stored["q_basis"]).mul_(self._softmax_scale)
+        self._q_offset.copy_(self._k_mean).mul_(self._softmax_scale)
+        self._rows[:, :, : self.cache.length] = stored["rows"].to(self._rows.device)
 
     def layer(self, layer_idx: int) -> IndexLayer:
         """One layer's index as the decode kernels take it; valid until the cache grows."""
         if self.kind == "exact":
-            return IndexLayer(self._cache.k[layer_idx])
+            return IndexLayer(self.cache.k[layer_idx])
         self.reserve()
         return IndexLayer(
             self._rows[layer_idx],
@@ -78,17 +89,17 @@ class KeyIndex:
         if self.kind == "exact":
             return
         self.reserve()
-        k = self._cache.k[layer_idx, :, start:end]
+        k = self.cache.k[layer_idx, :, start:end]
         codes = self._encode(k, self._k_mean[layer_idx], self._k_basis[layer_idx])
         self._rows[layer_idx, :, start:end] = codes
 
     def scores(self, layer_idx: int, q: Tensor, num_rows: int) -> Tensor:
         """Approximate attention logits of one token. q: [H_q, D]; returns [H_kv, G, S] fp32."""
-        num_kv_heads, head_dim = self._cache.k.shape[1], self._cache.k.shape[3]
+        num_kv_heads, head_dim = self.cache.k.shape[1], self.cache.k.shape[3]
         grouped = q.reshape(num_kv_heads, -1, head_dim)
         if self.kind == "exact":
             scaled = grouped * self._softmax_scale
-            return ops.score(scaled, self._cache.k[layer_idx, :, :num_rows])
+            return ops.score(scaled, self.cache.k[layer_idx, :, :num_rows])
         grouped = grouped.float()
         offset = torch.matmul(grouped, self._q_offset[layer_idx][..., None])  # [H_kv, G, 1]
         projected = torch.matmul(grouped, self._q_basis[layer_idx])
@@ -97,22 +108,25 @@ class KeyIndex:
     def reserve(self) -> None:
         """Make room for as many rows as the cache has."""
         layers, heads, old_capacity, dim = self._rows.shape
-        if old_capacity >= self._cache.capacity:
+        if old_capacity >= self.cache.capacity:
             return
-        rows = self._rows.new_empty((layers, heads, self._cache.capacity, dim))
+        rows = self._rows.new_empty((layers, heads, self.cache.capacity, dim))
         rows[:, :, :old_capacity] = self._rows
         self._rows = rows
 
     def _build(self) -> dict[str, Tensor]:
-        layers = []
-        for layer_idx in range(self._cache.num_layers):
-            k = self._cache.k[layer_idx, :, : self._cache.length]
-            k_mean, k_basis, q_basis = self._basis(k, self._cache.q_moment[layer_idx])
-            step = self._steps(k, k_mean, k_basis)[:, None]  # [H_kv, 1, d]
-            k_basis, q_basis = k_basis / step, q_basis * step
-            layers.append((k_mean, k_basis, q_basis, self._encode(k, k_mean, k_basis)))
-        names = ("k_mean", "k_basis", "q_basis", "rows")
-        return dict(zip(names, map(torch.stack, zip(*layers, strict=True)), strict=True))
+        """k_mean [L, H_kv, D], k_basis and q_basis [L, H_kv, D, d], rows [L, H_kv, S, d]."""
+        layers = [k[:, : self.cache.length] for k in self.cache.k]
+        means, moments = zip(*map(_statistics, layers), strict=True)
+        k_mean = torch.stack(means)
+        k_basis, q_basis = _bases(torch.stack(moments), self.cache.q_moment, self._dim)
+        rows = []
+        for layer_idx, k in enumerate(layers):
+            step = self._steps(k, k_mean[layer_idx], k_basis[layer_idx])[:, None]  # [H_kv, 1, d]
+            k_basis[layer_idx] /= step
+            q_basis[layer_idx] *= step
+            rows.append(self._encode(k, k_mean[layer_idx], k_basis[layer_idx]))
+        return {"k_mean": k_mean, "k_basis": k_basis, "q_basis": q_basis, "rows": torch.stack(rows)}
 
     def _encode(self, k: Tensor, k_mean: Tensor, k_basis: Tensor) -> Tensor:
         """k: [H_kv, T, D]; returns codes [H_kv, T, d]."""
@@ -133,15 +147,26 @@ class KeyIndex:
         reach = torch.minimum(projected.abs().amax(dim=1), 6 * spread)
         return reach.clamp(min=1e-12) / self._largest_code
 
-    def _basis(self, k: Tensor, q_moment: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """k: [H_kv, S, D], q_moment: [H_kv, D, D]; returns the mean key and both projections."""
-        sampled = k[:, :: _stride(k)].float()
-        mean = sampled.mean(dim=1)
-        sampled = sampled - mean[:, None]
-        k_root, _ = _square_roots(torch.matmul(sampled.transpose(1, 2), sampled))
-        q_root, q_inverse_root = _square_roots(q_moment)
-        u = torch.linalg.svd(torch.matmul(q_root, k_root)).U[..., : self._dim]  # [H_kv, D, d]
-        return mean, torch.matmul(q_root, u), torch.matmul(q_inverse_root, u)
+
+def _statistics(k: Tensor) -> tuple[Tensor, Tensor]:
+    """k: [H_kv, S, D]; returns the mean key [H_kv, D] and the second moments [H_kv, D, D] fp32."""
+    sampled = k[:, :: _stride(k)].float()
+    mean = sampled.mean(dim=1)
+    sampled = sampled - mean[:, None]
+    return mean, torch.matmul(sampled.transpose(1, 2), sampled)
+
+
+def _bases(k_moment: Tensor, q_moment: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Moments [L, H_kv, D, D] fp32; returns the projections of keys and of queries [L, H_kv, D, d].
+
+    All layers in one batch and on the CPU: LAPACK takes a hundred matrices this small in a few
+    hundredths of a second, and needs no launches.
+    """
+    k_root, _ = _square_roots(k_moment.cpu())
+    q_root, q_inverse_root = _square_roots(q_moment.cpu())
+    u = torch.linalg.svd(torch.matmul(q_root, k_root)).U[..., :dim]
+    bases = torch.matmul(q_root, u), torch.matmul(q_inverse_root, u)
+    return bases[0].to(k_moment.device), bases[1].to(k_moment.device)
 
 
 def _stride(k: Tensor) -> int:
@@ -150,7 +175,7 @@ def _stride(k: Tensor) -> int:
 
 
 def _square_roots(moment: Tensor) -> tuple[Tensor, Tensor]:
-    """Symmetric square root and inverse square root of second moments [H, D, D].
+    """Symmetric square root and inverse square root of second moments [L, H_kv, D, D].
 
     The scale of a moment cancels in the product of the two projections. Directions with under
     1e-6 of the largest eigenvalue are lifted to that floor, so that few tokens suffice.

@@ -21,7 +21,7 @@ from longread.cache import KVCache
 from longread.device import choose_device, choose_dtype
 from longread.errors import ContextError, ModelError
 from longread.network import Layer, Network
-from longread.policies import Policy
+from longread.policies import KernelPlan, Policy
 from longread.trace import Trace
 from longread.weights import ModelConfig, load_config, load_weights
 
@@ -33,7 +33,11 @@ _MOMENT_STRIDE = 4  # a quarter of the queries is enough for a D x D second mome
 
 
 class Decoder:
-    """A model on a device. All methods run without gradients."""
+    """A model on a device. All methods run without gradients.
+
+    `max_graphs`: captured steps that are kept, of one cache and as many policies; each holds on to
+    its policy's index.
+    """
 
     def __init__(
         self,
@@ -46,7 +50,8 @@ class Decoder:
         self.device = device
         self.dtype = dtype
         self.network = Network(config, weights, device, dtype)
-        self._graph: StepGraph | None = None
+        self.max_graphs = 1
+        self._graphs: dict[tuple[KernelPlan, int | None], StepGraph] = {}  # the oldest first
 
     @classmethod
     def load(cls, model_dir: Path, device: str, dtype: str) -> Decoder:
@@ -149,16 +154,25 @@ class Decoder:
         if index is not None and index.kind == "fp8" and not ops.has_fp8(cache.k):
             plan = None
         if plan is None or (trace is not None and trace.keeps_steps):
-            self._graph = None
+            self._make_room_for_graph()
             return None
         from longread.decode_graph import StepGraph, can_choose  # Triton may be missing
 
-        num_counted = None if trace is None else trace.mass.shape[2]
-        if self._graph is None or not self._graph.fits(cache, plan, num_counted):
-            self._graph = None  # its buffers go before the new ones come
-            if can_choose(plan, cache.capacity):
-                self._graph = StepGraph(self.network, cache, plan, num_counted)
-        return self._graph
+        key = plan, None if trace is None else trace.mass.shape[2]
+        graph = self._graphs.get(key)
+        if graph is not None and graph.fits(cache, *key):
+            return graph
+        self._graphs = {key: kept for key, kept in self._graphs.items() if kept.fits(cache, *key)}
+        if not can_choose(plan, cache.capacity):
+            return None
+        self._make_room_for_graph()  # the old buffers go before the new ones come
+        self._graphs[key] = StepGraph(self.network, cache, *key)
+        return self._graphs[key]
+
+    def _make_room_for_graph(self) -> None:
+        """Drop the oldest graphs until one more may be kept."""
+        while len(self._graphs) >= self.max_graphs:
+            del self._graphs[next(iter(self._graphs))]
 
     def on_device(self) -> AbstractContextManager[object]:
         """Triton and CUDA graphs work on the current device, not on that of their tensors."""
@@ -167,7 +181,7 @@ class Decoder:
     def _reserve(self, cache: KVCache, num_rows: int) -> None:
         """Make room in the cache; a graph holds on to the slabs that it was captured for."""
         if num_rows > cache.capacity:
-            self._graph = None
+            self._graphs.clear()
         cache.reserve(num_rows)
 
     def slow_because(self) -> str | None:

@@ -30,7 +30,7 @@ def _logits(
     step = decoder.decode if graph else decoder.decode_with_torch
     logits = [decoder.extend(question, cache, policy).clone()]
     logits += [step(token[None], cache, policy).clone() for token in answer]
-    assert (decoder._graph is not None) == graph
+    assert bool(decoder._graphs) == graph
     cache.truncate(start)
     return torch.stack(logits)
 

@@ -48,7 +48,10 @@ class TokenSelect(Policy):
     def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
         self._cache = cache
         self._chosen.clear()
-        self._index = KeyIndex(cache, self.index, self.index_dim)
+        if self._index is not None and self._index.cache is cache:
+            self._index.rebuild()  # in place: a captured step goes on reading it
+        else:
+            self._index = KeyIndex(cache, self.index, self.index_dim)
 
     def start_turn(self, turn: Turn) -> None:
         super().start_turn(turn)
