@@ -386,6 +386,25 @@ def test_past_the_last_paragraph_only_others_are_repeated(make: Make) -> None:
     assert set(found.values()) <= {1, 2, 3, 4} and max(found.values()) > 1
 
 
+def test_one_long_paragraph_does_not_leave_the_prompt_short(data: Path, tmp_path: Path) -> None:
+    asked = json.loads((data / "ruler/hotpotqa.json").read_text(encoding="utf-8"))
+    asked[0]["context"][0][1].append("Long. " * 1500)
+    (tmp_path / "ruler").mkdir()
+    (tmp_path / "ruler/hotpotqa.json").write_text(json.dumps(asked), encoding="utf-8")
+    task = TASKS["qa_2"](Materials(count_tokens, tmp_path))
+    for number in range(1, 12):
+        assert length(task.sample(number, NUM_TOKENS, SEED)) > 0.9 * NUM_TOKENS
+    assert "Long." in task.sample(0, NUM_TOKENS, SEED).document  # its own, so it stays
+
+
+def test_a_file_of_one_question(data: Path, tmp_path: Path) -> None:
+    asked = json.loads((data / "ruler/hotpotqa.json").read_text(encoding="utf-8"))
+    (tmp_path / "ruler").mkdir()
+    (tmp_path / "ruler/hotpotqa.json").write_text(json.dumps(asked[:1]), encoding="utf-8")
+    with pytest.raises(UsageError, match="no paragraphs to hide those of sample 0 among"):
+        TASKS["qa_2"](Materials(count_tokens, tmp_path)).sample(0, NUM_TOKENS, SEED)
+
+
 @pytest.mark.parametrize("name", NUM_QUESTIONS)
 def test_no_question_is_asked_twice(make: Make, name: str) -> None:
     last = NUM_QUESTIONS[name] - 1

@@ -13,6 +13,7 @@ from longread.errors import UsageError
 from longread.evaluate.task import Sample
 
 _PROBE = 8  # the first guess aims at this part of the length: cheap to count, good for the slope
+_ROOM = 0.02  # with less left than this, one more step is not tried where the slope says no
 
 
 def draws_for(task: str, number: int, num_tokens: int, seed: int) -> random.Random:
@@ -48,6 +49,7 @@ def longest(
     if fixed > num_tokens:
         raise UsageError(f"a sample of {best.task} takes {fixed} tokens or more, not {num_tokens}")
     longer = len(build(least + 8 * step).document) - len(best.document)
+    assert longer > 0, "more units make no longer document"
     per_step = max(fixed * longer / len(best.document) / 8, 1e-3)
     fits, too_many = 0, -1  # in steps; -1 while none is known
     guess = (num_tokens - fixed) / per_step / _PROBE
@@ -62,6 +64,7 @@ def longest(
             too_many = steps
         per_step = max((used - fixed) / steps, 1e-3)
         guess = steps + (num_tokens - used) / per_step
-        if used <= num_tokens and int(guess) <= fits:
+        room = num_tokens - used
+        if int(guess) <= fits and 0 <= room <= num_tokens * _ROOM:
             break
     return best

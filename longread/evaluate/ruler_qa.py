@@ -2,6 +2,7 @@
 
 Below the number of paragraphs there are, these are RULER's. Above it RULER repeats them all, the
 ones with the answer too; here all others are repeated, so that the answer's stand there once.
+Paragraphs over a tenth of the length are not drawn: before one of them the prompt would end short.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ _ANSWER_BRIEFLY = (
     "Answer the question based on the given documents. Only give me the answer and do not output "
     "any other words."
 )
+_CHARS_PER_TOKEN = 4  # about, of English prose
 
 
 @dataclass(frozen=True)
@@ -87,13 +89,18 @@ class DocumentQA:
         draws = draws_for(self.name, number, num_tokens, seed)
         related = draws.sample(asked.related, len(asked.related))
         placed = {*asked.gold, *related}
-        far = [text for text in self._texts if text not in placed]
+        most = num_tokens // 10 * _CHARS_PER_TOKEN
+        far = [text for text in self._texts if text not in placed and len(text) <= most]
         draws.shuffle(far)
+        others = related + far
+        if not others:
+            raise UsageError(
+                f"{self.file} has no paragraphs to hide those of sample {number} among"
+            )
 
         def build(num_texts: int) -> Sample:
-            others = related + far
             missing = num_texts - len(asked.gold)
-            repeated = others * -(-missing // max(1, len(others)))
+            repeated = others * -(-missing // len(others))
             texts = [*asked.gold, *repeated[:missing]]
             draws_for(f"{self.name} order", number, num_tokens, seed).shuffle(texts)
             return Sample(self.name, number, _document(texts), (_question(asked),))
