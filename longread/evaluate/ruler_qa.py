@@ -90,7 +90,8 @@ class DocumentQA:
         related = draws.sample(asked.related, len(asked.related))
         placed = {*asked.gold, *related}
         most = num_tokens // 10 * _CHARS_PER_TOKEN
-        far = [text for text in self._texts if text not in placed and len(text) <= most]
+        far = [text for text in self._texts if text not in placed]
+        far = [text for text in far if len(text) <= most] or far
         draws.shuffle(far)
         others = related + far
         if not others:
