@@ -80,6 +80,13 @@ class KVCache:
         assert 0 <= length <= self.length, f"cannot truncate {self.length} rows to {length}"
         self.length = length
 
+    def clear(self) -> None:
+        """Forget all rows and what was counted of them, so that other documents may come."""
+        self.length = 0
+        self.q_moment.zero_()
+        self.block_moment.zero_()
+        self.by_products = None
+
     def add_moment(self, layer_idx: int, moment: Tensor) -> None:
         """Count the queries of a chunk of the document. moment: [H_kv, D, D] fp32."""
         self.q_moment[layer_idx] += moment

@@ -1,0 +1,285 @@
+"""Answers of many policies to the same questions, on one prefill of each document.
+
+What the model reads and what a policy is told are those of a session: the document, the question,
+and then greedy decoding. A question of the document alone is read once for all policies that keep
+every row; a policy that evicts, and any in a conversation, reads from the document's end itself.
+One cache serves all samples of a length, so that captured steps stay valid.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from longread.cache import KVCache
+from longread.document import Document, Page
+from longread.errors import ContextError
+from longread.evaluate.task import Question, Sample
+from longread.evaluate.variants import Variant
+from longread.model import Decoder
+from longread.policies import KernelPlan, Policy, Rereader, Turn
+from longread.policies.kept import kept_ranges
+from longread.prompt import ChatFormat, build_prompt, question_ids, tokenize_document
+from longread.reread import DocumentRereader
+from longread.tokenizer import Tokenizer
+from longread.trace import Trace
+
+ANSWER_ROOM = 128  # RULER counts the tokens to be generated into a length; these are its most
+_SPARE_ROWS = 4096  # for conversations and long answers; more make the cache grow
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A sample as token ids: document [S] int64, and of each question what is read with it."""
+
+    sample: Sample
+    document: Tensor
+    questions: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer. Rows are those of one KV head in the mean over layers, summed over its steps."""
+
+    text: str
+    num_tokens: int
+    rows_read: float
+    rows_cached: int
+
+
+@dataclass
+class Times:
+    """Seconds of the work so far. Questions: preparing the policies counts."""
+
+    prefill_s: float = 0.0
+    questions_s: float = 0.0
+    answers_s: float = 0.0
+
+
+class Prompts:
+    """Samples to token ids. One thread at a time."""
+
+    def __init__(self, tokenizer: Tokenizer, chat: ChatFormat) -> None:
+        self._tokenizer = tokenizer
+        self._chat = chat
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a text by itself."""
+        return len(self._tokenizer.encode(text))
+
+    @property
+    def overhead(self) -> int:
+        """Tokens of a prompt beside those of its document and question."""
+        empty = Sample("", 0, "", (Question("", ()),))
+        prompt = self.make(empty)
+        return len(prompt.document) + len(prompt.questions[0])
+
+    def make(self, sample: Sample) -> Prompt:
+        """The sample's prompt, as a session would read it; an answer's prefix follows it."""
+        pages = (Page(0, None, sample.document),)
+        document = Document(sample.task, "", "text", "", len(pages), pages, ())
+        tokenized = tokenize_document(self._tokenizer, document)
+        token_ids = build_prompt(self._tokenizer, self._chat, [tokenized]).token_ids
+        questions = []
+        for number, question in enumerate(sample.questions):
+            first = number == 0 or not sample.in_conversation
+            ids = question_ids(self._tokenizer, self._chat, question.text, [sample.task], first)
+            questions.append((*ids, *self._tokenizer.encode(question.answer_prefix)))
+        return Prompt(sample, torch.from_numpy(token_ids).long(), tuple(questions))
+
+
+class Runner:
+    """The policies of one length of prompts, and the cache that they share."""
+
+    def __init__(
+        self, decoder: Decoder, tokenizer: Tokenizer, variants: Sequence[Variant], num_tokens: int
+    ) -> None:
+        """num_tokens: what budgets that are shares count from, and about the longest prompt."""
+        self.times = Times()
+        self._decoder = decoder
+        self._tokenizer = tokenizer
+        self._num_tokens = num_tokens
+        self._by_products = _Memory()
+        self._cache = decoder.new_cache(min(decoder.config.window, num_tokens + _SPARE_ROWS))
+        # These are kept from sample to sample, with their indexes, so that their plans stay equal.
+        self._policies = {
+            variant: variant.make(num_tokens)
+            for variant in variants
+            if not variant.needs_own_reading
+        }
+        decoder.max_graphs = len(self._policies) + 1
+
+    def answers(self, prompt: Prompt, variants: Sequence[Variant]) -> dict[Variant, list[Said]]:
+        """What each variant says to each question. Raises ContextError over the model's window."""
+        self._read(prompt)
+        said: dict[Variant, list[Said]] = {variant: [] for variant in variants}
+        alone = [
+            variant
+            for variant in variants
+            if prompt.sample.in_conversation or variant.needs_own_reading
+        ]
+        together = [variant for variant in variants if variant not in alone]
+        if together:
+            policies = [self._policies[variant] for variant in together]
+            group = _Group(policies)
+            self._prepare(group, prompt)
+            for question, ids in zip(prompt.sample.questions, prompt.questions, strict=True):
+                self._cache.truncate(len(prompt.document))
+                logits = self._ask(group, [], ids)
+                num_rows = self._cache.length
+                for variant, policy in zip(together, policies, strict=True):
+                    self._cache.truncate(num_rows)
+                    _, answer = self._answer(policy, logits, question)
+                    said[variant].append(answer)
+        for variant in alone:
+            said[variant] = self._alone(prompt, variant)
+        return said
+
+    def _alone(self, prompt: Prompt, variant: Variant) -> list[Said]:
+        """One variant's answers, each question read by itself or after the answers before it."""
+        said: list[Said] = []
+        policy: Policy | None = None
+        pending: list[int] = []
+        for question, ids in zip(prompt.sample.questions, prompt.questions, strict=True):
+            if policy is None or not prompt.sample.in_conversation:
+                self._cache.truncate(len(prompt.document))
+                policy = self._policies.get(variant) or variant.make(self._num_tokens)
+                self._prepare(policy, prompt)
+            start = self._cache.length
+            logits = self._ask(policy, pending, ids)
+            answer_ids, answer = self._answer(policy, logits, question)
+            said.append(answer)
+            if prompt.sample.in_conversation:
+                pending = [*pending, *ids, *answer_ids][self._cache.length - start :]
+        return said
+
+    def _read(self, prompt: Prompt) -> None:
+        """Prefill the document into the cleared cache."""
+        questions = prompt.sample.questions
+        rooms = [len(i) + q.max_tokens for i, q in zip(prompt.questions, questions, strict=True)]
+        room = sum(rooms) if prompt.sample.in_conversation else max(rooms)
+        num_rows, window = len(prompt.document) + room, self._decoder.config.window
+        if num_rows > window:
+            raise ContextError(
+                f"sample {prompt.sample.number} of {prompt.sample.task} takes {num_rows:,} tokens "
+                f"with its answers, but the window of {self._decoder.config.name} is {window:,}: "
+                "choose a smaller length (--lengths)"
+            )
+        started = time.perf_counter()
+        self._cache.clear()
+        self._cache.reserve(num_rows)
+        self._by_products = _Memory()
+        self._decoder.prefill(prompt.document, self._cache)
+        self.times.prefill_s += time.perf_counter() - started
+
+    def _prepare(self, policy: Policy, prompt: Prompt) -> None:
+        started = time.perf_counter()
+        self._cache.by_products = self._by_products
+        policy.prepare(self._cache, DocumentRereader(self._decoder, prompt.document))
+        self._cache.by_products = None
+        self.times.questions_s += time.perf_counter() - started
+
+    def _ask(self, policy: Policy, pending: Sequence[int], ids: Sequence[int]) -> Tensor:
+        """Read what is pending of the last answer, and a question; returns logits [V]."""
+        started = time.perf_counter()
+        start = self._cache.length
+        policy.start_turn(Turn(start + len(pending), start + len(pending) + len(ids)))
+        logits = self._decoder.extend(torch.tensor([*pending, *ids]), self._cache, policy)
+        self._decoder.check_finite(logits)
+        self.times.questions_s += time.perf_counter() - started
+        return logits
+
+    def _answer(self, policy: Policy, logits: Tensor, question: Question) -> tuple[list[int], Said]:
+        """Decode until an end token or the cap; the last token is then not in the cache."""
+        started = time.perf_counter()
+        decoder, cache = self._decoder, self._cache
+        plan = policy.kernel_plan()
+        counter = _RowCounter(decoder) if plan is None else None
+        ids: list[int] = []
+        rows_read = rows_cached = 0
+        while True:
+            token = logits.argmax(dim=-1, keepdim=True)
+            token_id = int(token)
+            if token_id in decoder.config.eos_token_ids:
+                break
+            ids.append(token_id)
+            if len(ids) >= question.max_tokens:
+                break
+            logits = decoder.decode(token, cache, policy, counter)
+            rows_cached += cache.length
+            if plan is not None:
+                rows_read += _num_read(plan, policy.turn, cache.length)
+        text = self._tokenizer.decode(ids).strip()
+        self.times.answers_s += time.perf_counter() - started
+        read = float(rows_read) if counter is None else counter.rows_read
+        return ids, Said(text, len(ids), read, rows_cached)
+
+
+def _num_read(plan: KernelPlan, turn: Turn, num_rows: int) -> int:
+    """Rows that each KV head reads of `num_rows`."""
+    if plan.budget is None:
+        return num_rows
+    ranges = kept_ranges(num_rows, turn, plan.sink_size, plan.window_size)
+    return min(plan.budget + sum(end - start for start, end in ranges), num_rows)
+
+
+class _RowCounter(Trace):
+    """A trace without the mass of rows, for steps in torch operations."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        config = decoder.config
+        super().__init__(
+            config.num_hidden_layers, config.num_key_value_heads, 0, device=decoder.device
+        )
+        self._read = torch.zeros((), device=decoder.device, dtype=torch.float64)
+
+    def record(self, layer_idx: int, indices: Tensor | None, probs: Tensor) -> None:
+        if indices is None:
+            self._read += probs.shape[-1]
+        else:
+            self._read += (indices >= 0).sum() / indices.shape[0]
+
+    @property
+    def rows_read(self) -> float:
+        """Summed over steps, mean over layers and heads."""
+        return float(self._read) / self.mass.shape[0]
+
+
+@dataclass
+class _Group(Policy):
+    """Policies that read every row of a question, and then answer one after the other."""
+
+    policies: Sequence[Policy]
+
+    def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
+        for policy in self.policies:
+            policy.prepare(cache, rereader)
+
+    def start_turn(self, turn: Turn) -> None:
+        for policy in self.policies:
+            policy.start_turn(turn)
+
+    def observe(self, layer_idx: int, q: Tensor, start: int) -> None:
+        for policy in self.policies:
+            policy.observe(layer_idx, q, start)
+
+    def appended(self, layer_idx: int, start: int, end: int) -> None:
+        for policy in self.policies:
+            policy.appended(layer_idx, start, end)
+
+
+@dataclass
+class _Memory:
+    """A cache.ByProducts of one document: what one variant made, the others need not make again."""
+
+    extras: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+    def read_extra(self, name: str) -> dict[str, Tensor] | None:
+        return self.extras.get(name)
+
+    def write_extra(self, name: str, tensors: dict[str, Tensor]) -> None:
+        self.extras[name] = tensors

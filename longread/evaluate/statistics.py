@@ -1,0 +1,85 @@
+"""Means of cells, and paired differences to dense with bootstrap intervals.
+
+Cells are compared sample by sample on the same documents and questions, so that what varies from
+sample to sample falls out. Over several tasks the mean is that of the tasks' means, and samples are
+drawn anew within each task (a stratified percentile bootstrap, Efron 1979).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from longread.evaluate.cells import Cell
+
+_NUM_DRAWS = 10_000
+_SEED = 0
+_LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and the 95 % interval around it; num: samples that it rests on."""
+
+    mean: float
+    low: float
+    high: float
+    num: int
+
+
+def scores(cell: Cell, kind: str | None = None) -> dict[int, float]:
+    """The score of each sample by its number, 0 to 1; of one kind of question where it is given."""
+    found = {}
+    for number, result in cell.results.items():
+        own = [
+            score
+            for score, its_kind in zip(result.scores, result.kinds, strict=True)
+            if kind is None or its_kind == kind
+        ]
+        if own:
+            found[number] = sum(own) / len(own)
+    return found
+
+
+def kinds(cells: Iterable[Cell]) -> list[str]:
+    """The kinds of question in the cells, numbers in them in numerical order."""
+    found = {kind for cell in cells for result in cell.results.values() for kind in result.kinds}
+    return sorted(found - {""}, key=_natural)
+
+
+def _natural(text: str) -> list[tuple[int, float, str]]:
+    parts = re.split(r"(\d+(?:\.\d+)?)", text)
+    return [(0, float(p), "") if i % 2 else (1, 0.0, p) for i, p in enumerate(parts)]
+
+
+def difference(pairs: Sequence[tuple[Cell, Cell]], kind: str | None = None) -> Interval | None:
+    """How much the first cells of the pairs, one pair a task, score over the second ones.
+
+    None where no sample is in both cells of a pair.
+    """
+    per_task = []
+    for cell, reference in pairs:
+        own, theirs = scores(cell, kind), scores(reference, kind)
+        shared = sorted(set(own) & set(theirs))
+        if shared:
+            per_task.append(np.array([own[number] - theirs[number] for number in shared]))
+    return bootstrap(per_task) if per_task else None
+
+
+def bootstrap(groups: Sequence[np.ndarray]) -> Interval:
+    """Mean of the groups' means; the samples of each group are drawn anew, apart from the others.
+
+    The same groups give the same interval.
+    """
+    random = np.random.default_rng(_SEED)
+    means = np.zeros(_NUM_DRAWS)
+    for group in groups:
+        drawn = random.integers(len(group), size=(_NUM_DRAWS, len(group)))
+        means += group[drawn].mean(axis=1) / len(groups)
+    tail = (1 - _LEVEL) / 2
+    low, high = np.quantile(means, (tail, 1 - tail))
+    mean = float(np.mean([group.mean() for group in groups]))
+    return Interval(mean, float(low), float(high), sum(map(len, groups)))

@@ -1,0 +1,133 @@
+"""What `--policies` and `--budgets` name: policies with their hyper-parameters.
+
+`tokenselect:vote=none:window_size=0` is the policy with two fields set; the fields of a policy's
+dataclass can be set, all but the budget. What is not set is as in the settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from longread import values
+from longread.config import INDEX_NAMES, VOTE_NAMES, Settings, parse_budget
+from longread.errors import UsageError
+from longread.policies import POLICIES, Policy
+from longread.policies.snapkv import POOLINGS
+
+_MAY_BE_ZERO = ("index_dim", "sink_size", "window_size")
+_SHARES = ("echo_share", "induction_share")
+_CHOICES = {"index": INDEX_NAMES, "vote": VOTE_NAMES, "pooling": POOLINGS}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A policy as it is measured. fields: every hyper-parameter but the budget, in order.
+
+    budget: `5%` or a number of rows; empty for a policy without one.
+    """
+
+    policy: str
+    budget: str
+    fields: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The policy with the fields that are not its default: `tokenselect:vote=none`."""
+        defaults = {
+            field.name: field.default for field in dataclasses.fields(POLICIES[self.policy])
+        }
+        changed = [f":{name}={value}" for name, value in self.fields if defaults[name] != value]
+        return "".join([self.policy, *changed])
+
+    @property
+    def name(self) -> str:
+        """Label and budget."""
+        return f"{self.label} {self.budget}".rstrip()
+
+    @property
+    def needs_own_reading(self) -> bool:
+        """Whether what it makes of the rows depends on the question, and lasts."""
+        return POLICIES[self.policy].evicts or POLICIES[self.policy].rebuilds
+
+    def make(self, num_rows: int) -> Policy:
+        """The policy; a budget that is a share counts from `num_rows`."""
+        fields = dict(self.fields)
+        if self.budget:
+            fields["budget"] = parse_budget(self.budget).resolve(num_rows)
+        return POLICIES[self.policy](**fields)
+
+
+def parse_variants(policies: str, budgets: str, settings: Settings) -> list[Variant]:
+    """Each policy of a comma-separated list at each budget of another. Raises UsageError."""
+    shares = [_budget_name(text) for text in budgets.split(",") if text.strip()]
+    found: dict[Variant, None] = {}
+    for text in policies.split(","):
+        if text.strip():
+            policy, fields = _policy(text.strip(), settings)
+            has_budget = "budget" in _hyper_parameters(policy)
+            if has_budget and not shares:
+                raise UsageError(f"{policy} needs a budget: give --budgets 5%,20%")
+            for budget in shares if has_budget else [""]:
+                found[Variant(policy, budget, fields)] = None
+    if not found:
+        raise UsageError(f"--policies names no policy; there are {', '.join(POLICIES)}")
+    return list(found)
+
+
+def _budget_name(text: str) -> str:
+    """One spelling for each budget: 0.05 is 5%."""
+    budget = parse_budget(text)
+    if budget.fraction is None:
+        return str(budget.tokens)
+    return f"{100 * budget.fraction:.6g}%"
+
+
+def _policy(text: str, settings: Settings) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    name, *assignments = text.split(":")
+    if name not in POLICIES:
+        raise UsageError(f"there is no policy {name!r}; {_near(name, list(POLICIES))}")
+    parameters = _hyper_parameters(name)
+    given: dict[str, Any] = {}
+    for assignment in assignments:
+        field, mark, value = assignment.partition("=")
+        field = field.strip().replace("-", "_")
+        if field == "budget":
+            raise UsageError(f"{text}: budgets are given with --budgets")
+        if field not in parameters:
+            names = [other for other in parameters if other != "budget"]
+            raise UsageError(f"{text}: {name} has no field {field!r}; {_near(field, names)}")
+        try:
+            if not mark:
+                raise ValueError("it needs a value")
+            given[field] = _parser(field, str(parameters[field].type))(value.strip())
+        except ValueError as error:
+            raise UsageError(f"{text}: {field} is {value!r}: {error}") from None
+    return name, tuple(
+        (field, given.get(field, getattr(settings, field, parameter.default)))
+        for field, parameter in parameters.items()
+        if field != "budget"
+    )
+
+
+def _hyper_parameters(policy: str) -> dict[str, dataclasses.Field[Any]]:
+    return {field.name: field for field in dataclasses.fields(POLICIES[policy]) if field.init}
+
+
+def _parser(field: str, annotation: str) -> Callable[[object], object]:
+    if field in _CHOICES:
+        return values.choice(_CHOICES[field])
+    if field in _SHARES:
+        return values.real(0.0, 1.0)
+    if annotation == "float":
+        return values.real(0.0, 1e6, above_low=True)
+    assert annotation == "int", f"a field of type {annotation} cannot be given"
+    return values.integer(int(field not in _MAY_BE_ZERO))
+
+
+def _near(name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
