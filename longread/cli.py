@@ -20,6 +20,7 @@ from longread import __version__
 from longread.commands import (
     cache,
     config,
+    evaluate,
     measure,
     measure_decode,
     measure_load,
@@ -48,7 +49,7 @@ for group, name in ((cache.app, "cache"), (models.app, "models"), (sessions.app,
     app.add_typer(group, name=name)
 app.add_typer(config.app, name="config")
 app.command()(doctor)
-app.command("eval")(measure.evaluate)
+app.command("eval")(evaluate.evaluate)
 measure.bench.command("decode")(measure_decode.bench_decode)
 measure.bench.command("load")(measure_load.bench_load)
 app.add_typer(measure.bench, name="bench")

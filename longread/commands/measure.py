@@ -1,4 +1,4 @@
-"""`longread eval` and `longread bench`: figures as a table, then one line of JSON."""
+"""`longread bench`: figures as a table, then one line of JSON."""
 
 from __future__ import annotations
 
@@ -14,59 +14,6 @@ if TYPE_CHECKING:
 bench = typer.Typer(help="Speed, measured on this machine.", rich_markup_mode=None)
 
 Repeats = Annotated[int, typer.Option("--repeats", metavar="N", min=1, help="Runs of each kind.")]
-
-
-def evaluate(
-    ctx: typer.Context,
-    document: Annotated[str, typer.Argument(metavar="DOCUMENT", help="A file.")],
-    selection_only: Annotated[
-        bool,
-        typer.Option(
-            "--selection-only", help="Measure the attention mass on the kept rows; no answers."
-        ),
-    ] = False,
-    pages: options.Pages = None,
-    password: options.Password = None,
-    model: options.Model = None,
-    policy: options.Policy = None,
-    budget: options.Budget = None,
-    vote: options.Vote = None,
-    min_votes: options.MinVotes = None,
-    index: options.Index = None,
-    index_dim: options.IndexDim = None,
-    sink_size: options.SinkSize = None,
-    window_size: options.WindowSize = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-) -> None:
-    """Measure what a policy keeps; the last line is JSON with the key mass_kept."""
-    import json
-
-    from longread.commands.run import Run, password_asker, table_lines
-    from longread.errors import UsageError
-
-    if not selection_only:
-        raise UsageError("eval needs --selection-only: it is the one measurement there is")
-    from longread.evaluate import selection
-
-    run = Run.start(ctx)
-    try:
-        figures = selection.run(
-            run.settings,
-            document,
-            pages=pages,
-            password=password_asker(password, run.screen),
-            progress=run.screen.progress,
-            notice=run.screen.notice,
-        )
-    finally:
-        run.screen.stop_progress()
-    rows = [(name, str(value)) for name, value in figures.items()]
-    for line in table_lines(("measure", "value"), rows):
-        run.screen.print(line)
-    run.screen.print(json.dumps(figures))
 
 
 @bench.command("ask")

@@ -183,7 +183,7 @@ class CellFolder:
         for path in sorted(self._changed):
             cells = sorted(
                 (cell for cell in self._files[path].values() if cell.results),
-                key=lambda cell: (cell.key.seed, cell.key.variant, _budget_order(cell.key.budget)),
+                key=lambda cell: (cell.key.seed, cell.key.variant, budget_order(cell.key.budget)),
             )
             with _disk_errors("create", path.parent):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -217,12 +217,8 @@ def read_cells(folders: Iterable[Path]) -> list[Cell]:
     return list(found.values())
 
 
-def budgets_in_order(budgets: Iterable[str]) -> list[str]:
-    """The smallest first; rows before shares, and no budget last."""
-    return sorted(budgets, key=_budget_order)
-
-
-def _budget_order(budget: str) -> tuple[int, float]:
+def budget_order(budget: str) -> tuple[int, float]:
+    """Sorts budgets: rows before shares, the smallest first, and no budget last."""
     if not budget:
         return 2, 0.0
     return int(budget.endswith("%")), float(budget.rstrip("%"))

@@ -1,0 +1,235 @@
+"""Cells as tables: scores in points with their n, and differences to dense with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from longread.evaluate import statistics
+from longread.evaluate.cells import Cell, CellKey, budget_order
+from longread.evaluate.statistics import Interval
+from longread.plain_text import count_text
+
+REFERENCE = "dense"
+_NONE = "-"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a title."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def transposed(self) -> Table:
+        """The same with rows as columns."""
+        columns = tuple(zip(self.head, *self.rows, strict=True))
+        return Table(self.title, columns[0], columns[1:])
+
+    def markdown(self) -> str:
+        """The table in Markdown, under a heading."""
+        lines = [self.head, ["---"] * len(self.head), *self.rows]
+        escaped = ["| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines]
+        return "\n".join([f"### {self.title}", "", *escaped, ""])
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cells of one model, length and seed, which stand side by side; none is without samples."""
+
+    model: str
+    length: int
+    seed: int
+    tasks: tuple[str, ...]
+    variants: tuple[str, ...]  # by name, dense first
+    cells: dict[tuple[str, str], Cell]  # by task and variant
+
+    @property
+    def title(self) -> str:
+        """What the cells have in common."""
+        return f"{self.model}, {count_text(self.length, 'token')}, seed {self.seed}"
+
+    def of_variant(self, variant: str) -> list[Cell]:
+        """A variant's cells in the order of the tasks."""
+        return [cell for task in self.tasks if (cell := self.cells.get((task, variant)))]
+
+    def pairs(self, variant: str, task: str | None = None) -> list[tuple[Cell, Cell]]:
+        """A variant's cells, of one task or all, beside dense's; none for dense itself."""
+        return [
+            (cell, reference)
+            for cell in self.of_variant(variant)
+            if variant != REFERENCE
+            and (task is None or cell.key.task == task)
+            and (reference := self.cells.get((cell.key.task, REFERENCE)))
+        ]
+
+
+def groups(cells: Sequence[Cell]) -> list[Group]:
+    """The groups, lengths in order; models and tasks in the order of the cells."""
+    found: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in cells:
+        if cell.results:
+            found.setdefault(_shared(cell.key), []).append(cell)
+    models = list(dict.fromkeys(cell.key.model for cell in cells))
+    made = []
+    for own in found.values():
+        key = own[0].key
+        labels = list(dict.fromkeys(cell.key.variant for cell in own))
+        ordered = sorted(
+            {cell.key.name: cell.key for cell in own}.values(),
+            key=lambda k: (k.name != REFERENCE, labels.index(k.variant), budget_order(k.budget)),
+        )
+        made.append(
+            Group(
+                key.model,
+                key.length,
+                key.seed,
+                tuple(dict.fromkeys(cell.key.task for cell in own)),
+                tuple(key.name for key in ordered),
+                {(cell.key.task, cell.key.name): cell for cell in own},
+            )
+        )
+    return sorted(made, key=lambda group: (models.index(group.model), group.length, group.seed))
+
+
+def _shared(key: CellKey) -> tuple[object, ...]:
+    identities = (key.model_identity, key.prompt_identity, key.dtype)
+    return (key.model, *identities, key.length, key.seed)
+
+
+def score_table(group: Group) -> Table:
+    """Tasks under each variant, their mean, its difference to dense, and the rows read."""
+    rows = [
+        (task, *(_score(group.cells.get((task, name))) for name in group.variants))
+        for task in group.tasks
+    ]
+    rows += [
+        ("mean", *(_mean(group, name) for name in group.variants)),
+        (
+            "difference",
+            *(_change(statistics.difference(group.pairs(name))) for name in group.variants),
+        ),
+        ("rows read", *(_fraction_read(group.of_variant(name)) for name in group.variants)),
+    ]
+    return Table(f"{group.title}: scores (n)", ("task", *group.variants), tuple(rows))
+
+
+def difference_table(group: Group) -> Table | None:
+    """Differences to dense task by task; None where there is nothing to compare."""
+
+    def change(task: str, variant: str) -> str:
+        return _change(statistics.difference(group.pairs(variant, task)))
+
+    title = f"{group.title}: difference to {REFERENCE} [95 % interval]"
+    return _others(title, "task", group, group.tasks, change)
+
+
+def kind_tables(group: Group, task: str) -> list[Table]:
+    """Scores and differences of a task's kinds of question; none where they are all of one kind."""
+    kinds = statistics.kinds(cell for (own, _), cell in group.cells.items() if own == task)
+    if len(kinds) < 2:
+        return []
+    rows = tuple(
+        (kind, *(_score(group.cells.get((task, name)), kind) for name in group.variants))
+        for kind in kinds
+    )
+    title = f"{group.title}: {task}"
+    tables = [Table(f"{title}: scores (n)", ("kind", *group.variants), rows)]
+
+    def change(kind: str, variant: str) -> str:
+        return _change(statistics.difference(group.pairs(variant, task), kind))
+
+    title = f"{title}: difference to {REFERENCE} [95 % interval]"
+    return tables + [table for table in [_others(title, "kind", group, kinds, change)] if table]
+
+
+def _others(
+    title: str,
+    corner: str,
+    group: Group,
+    names: Sequence[str],
+    change: Callable[[str, str], str],
+) -> Table | None:
+    variants = [name for name in group.variants if group.pairs(name)]
+    if not variants:
+        return None
+    rows = tuple((name, *(change(name, variant) for variant in variants)) for name in names)
+    return Table(title, (corner, *variants), rows)
+
+
+def tables(group: Group) -> list[Table]:
+    """All tables of a group."""
+    found = [score_table(group)]
+    differences = difference_table(group)
+    if differences is not None:
+        found.append(differences)
+    return found + [table for task in group.tasks for table in kind_tables(group, task)]
+
+
+def summary(group: Group) -> dict[str, object]:
+    """The figures of a group for JSON; scores from 0 to 1."""
+    return {
+        "model": group.model,
+        "length": group.length,
+        "seed": group.seed,
+        "variants": [
+            {
+                "variant": variant,
+                "mean": _mean_score(group.of_variant(variant)),
+                "difference": _record(statistics.difference(group.pairs(variant))),
+                "tasks": {
+                    cell.key.task: {
+                        "n": len(cell.results),
+                        "mean": cell.mean,
+                        "fraction_read": cell.fraction_read,
+                        "difference": _record(
+                            statistics.difference(group.pairs(variant, cell.key.task))
+                        ),
+                    }
+                    for cell in group.of_variant(variant)
+                },
+            }
+            for variant in group.variants
+        ],
+    }
+
+
+def _record(interval: Interval | None) -> dict[str, float] | None:
+    if interval is None:
+        return None
+    return {
+        "mean": interval.mean,
+        "low": interval.low,
+        "high": interval.high,
+        "n": interval.num,
+    }
+
+
+def _mean_score(cells: Sequence[Cell]) -> float:
+    return sum(cell.mean for cell in cells) / len(cells)
+
+
+def _score(cell: Cell | None, kind: str | None = None) -> str:
+    found = list(statistics.scores(cell, kind).values()) if cell is not None else []
+    return f"{100 * sum(found) / len(found):.1f} ({len(found)})" if found else _NONE
+
+
+def _mean(group: Group, variant: str) -> str:
+    cells = group.of_variant(variant)
+    text = f"{100 * _mean_score(cells):.1f} ({sum(len(cell.results) for cell in cells)})"
+    missing = len(cells) < len(group.tasks)
+    return f"{text}, {len(cells)} of {len(group.tasks)} tasks" if missing else text
+
+
+def _change(interval: Interval | None) -> str:
+    if interval is None:
+        return _NONE
+    mean, low, high = (100 * value for value in (interval.mean, interval.low, interval.high))
+    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+def _fraction_read(cells: Sequence[Cell]) -> str:
+    cached = sum(result.rows_cached for cell in cells for result in cell.results.values())
+    read = sum(result.rows_read for cell in cells for result in cell.results.values())
+    return f"{100 * read / cached:.1f} %" if cached else _NONE
