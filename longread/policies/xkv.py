@@ -10,11 +10,11 @@ would be, K and V together:
 
 A matrix whose r * (S + F) comes to S * F or more stays exact, and the other one has the rest.
 
-Differences from the paper: the first question is read before the documents are cut, as for every
-policy here, and questions and answers stay exact; the paper cuts the whole prompt. The token basis
-is not kept: it is multiplied out into a second slab, so no memory is saved, and with that slab the
-rows of the documents exist twice. Their originals are not read again after the first question. The
-basis comes from the eigenvectors of the matrix's F x F Gram matrix, read off in chunks of rows.
+Differences from the paper: questions stay exact, where the paper cuts the whole prompt. As there,
+the documents and the first question are read densely and answers stay exact. After the first
+question the originals are not read again. The factors are multiplied out once into a second slab,
+so no memory is saved: the cache exists twice. They come from the eigenvectors of the matrix's
+F x F Gram matrix, which is summed over chunks of rows; the fp32 copy of a matrix never exists.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class XKV(Policy):
         return rank_k, rank_v
 
     def _rebuild(self, num_rows: int) -> None:
-        """Cut the documents, once. Rows [0, num_rows) are in the cache, or about to be."""
+        """Cut the documents, once. Rows [0, num_rows) are in the cache or about to be."""
         if self._rebuilt is not None or self.budget is None:
             return
         assert self._cache is not None and self._rereader is not None, "prepare() comes first"
