@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from longread_kernels import dispatch as ops
 
 from longread.config import Settings
 from longread.errors import ContextError, UsageError
@@ -157,9 +158,66 @@ def test_the_prefix_of_an_answer_is_its_own_turn(model: Model) -> None:
 
 def test_the_window_is_named_where_a_sample_passes_it(model: Model) -> None:
     with pytest.raises(ContextError, match="sample 0 of made takes .* 16,384: .*--lengths"):
-        model.answers(_sample(text=TEXT), "dense", "") and model.answers(
-            replace(_sample(), document=TEXT * 12), "dense", ""
-        )
+        model.answers(replace(_sample(), document=TEXT * 12), "dense", "")
+
+
+def test_a_long_conversation_makes_the_cache_grow(model: Model) -> None:
+    sample = replace(_sample(in_conversation=True), document=TEXT[:2000])
+    turns = [replace(question, max_tokens=2000) for question in sample.questions]
+    variants = parse_variants("dense,tokenselect", "10%", model.settings)
+    runner = Runner(model.decoder, model.tokenizer, variants, LENGTH)
+    small = replace(sample, questions=sample.questions[:1])
+    short = runner.answers(model.prompts().make(small), variants)
+    capacity = runner._cache.capacity
+    runner._read(model.prompts().make(replace(sample, questions=tuple(turns))))
+    assert runner._cache.capacity > capacity
+    assert runner.answers(model.prompts().make(small), variants) == short
+
+
+def test_each_policy_keeps_its_captured_step(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = model.decoder
+    variants = parse_variants(",".join(GENTLE), "10%,20%", model.settings)
+    runner = Runner(decoder, model.tokenizer, variants, LENGTH)
+    policies = list(runner._policies.values())
+    kept = []
+    for number in (0, 1):
+        runner.answers(model.prompts().make(_sample(number)), variants)
+        with monkeypatch.context() as patch:
+            patch.setattr(ops, "on_triton", lambda x: True)
+            kept.append([decoder._step_graph(runner._cache, policy, None) for policy in policies])
+    assert [graph is None for graph in kept[0]] == [p.kernel_plan() is None for p in policies]
+    assert len({id(graph) for graph in kept[0] if graph is not None}) == 5
+    assert all(a is b for a, b in zip(*kept, strict=True))
+    other = decoder.new_cache(LENGTH)
+    with monkeypatch.context() as patch:
+        patch.setattr(ops, "on_triton", lambda x: True)
+        assert decoder._step_graph(other, policies[0], None) not in kept[0]
+        assert len(decoder._graphs) == 1
+        decoder.max_graphs = 1
+        for policy in policies:
+            decoder._step_graph(runner._cache, policy, None)
+            assert len(decoder._graphs) == int(policy.kernel_plan() is not None)
+
+
+@pytest.mark.gpu
+def test_captured_steps_answer_alike_alone_and_in_turns(model_dir: Path) -> None:
+    settings = Settings(model=str(model_dir), window_size=16)
+    decoder = Decoder.load(model_dir, "cuda", "bfloat16")
+    model = Model(decoder, Tokenizer.load(model_dir), ChatFormat.load(model_dir), settings)
+    names = "dense,tokenselect,tokenselect:vote=group-max,tokenselect:index=exact,snapkv"
+    variants = parse_variants(names, "10%,20%", settings)
+    runner = Runner(decoder, model.tokenizer, variants, LENGTH)
+    for number in range(3):
+        for in_conversation in (False, True):
+            prompt = model.prompts().make(_sample(number, in_conversation))
+            together = runner.answers(prompt, variants)
+            graphs = dict(decoder._graphs)
+            assert len(graphs) == 7
+            assert runner.answers(prompt, variants) == together
+            assert all(decoder._graphs[key] is graph for key, graph in graphs.items())
+    for variant in variants:
+        alone = Runner(decoder, model.tokenizer, [variant], LENGTH)
+        assert alone.answers(prompt, [variant]) == {variant: together[variant]}
 
 
 @dataclass

@@ -15,7 +15,7 @@ import numpy as np
 
 from longread.evaluate.cells import Cell
 
-_NUM_DRAWS = 10_000
+_NUM_DRAWS = 2_000
 _SEED = 0
 _LEVEL = 0.95
 

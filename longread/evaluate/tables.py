@@ -169,6 +169,21 @@ def tables(group: Group) -> list[Table]:
 
 def summary(group: Group) -> dict[str, object]:
     """The figures of a group for JSON; scores from 0 to 1."""
+
+    def figures(cell: Cell, kind: str | None = None) -> dict[str, object]:
+        pairs = group.pairs(cell.key.name, cell.key.task)
+        found = list(statistics.scores(cell, kind).values())
+        return {
+            "n": len(found),
+            "mean": sum(found) / len(found),
+            "difference": _record(statistics.difference(pairs, kind)),
+        }
+
+    def of_task(cell: Cell) -> dict[str, object]:
+        kinds = statistics.kinds([cell])
+        apart = {"kinds": {kind: figures(cell, kind) for kind in kinds}} if kinds else {}
+        return {**figures(cell), "fraction_read": cell.fraction_read, **apart}
+
     return {
         "model": group.model,
         "length": group.length,
@@ -178,17 +193,7 @@ def summary(group: Group) -> dict[str, object]:
                 "variant": variant,
                 "mean": _mean_score(group.of_variant(variant)),
                 "difference": _record(statistics.difference(group.pairs(variant))),
-                "tasks": {
-                    cell.key.task: {
-                        "n": len(cell.results),
-                        "mean": cell.mean,
-                        "fraction_read": cell.fraction_read,
-                        "difference": _record(
-                            statistics.difference(group.pairs(variant, cell.key.task))
-                        ),
-                    }
-                    for cell in group.of_variant(variant)
-                },
+                "tasks": {cell.key.task: of_task(cell) for cell in group.of_variant(variant)},
             }
             for variant in group.variants
         ],
@@ -226,7 +231,11 @@ def _change(interval: Interval | None) -> str:
     if interval is None:
         return _NONE
     mean, low, high = (100 * value for value in (interval.mean, interval.low, interval.high))
-    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    return f"{_signed(mean)} [{_signed(low)}, {_signed(high)}]"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1f}" if round(value, 1) else "0.0"
 
 
 def _fraction_read(cells: Sequence[Cell]) -> str:
