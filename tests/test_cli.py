@@ -525,8 +525,10 @@ def test_doctor_fails_with_a_remedy(cli: Cli) -> None:
     assert any("LONGREAD_CACHE_DIR" in line for line in failed)
 
 
-def test_eval_needs_its_one_measurement(cli: Cli) -> None:
-    assert cli("eval", "book.txt").code == 2
+def test_eval_takes_tasks_where_it_is_not_for_selection(cli: Cli) -> None:
+    result = cli("eval", "book.txt")
+    assert result.code == 2
+    assert "there is no task 'book.txt'" in last_error(result)
 
 
 def test_version_and_no_command(cli: Cli) -> None:

@@ -77,8 +77,8 @@ CELLS = [
     _cell("tokenselect 20%", {0: [1.0], 1: [1.0]}),
     _cell("tokenselect 5%", {0: [0.0], 1: [1.0]}),
     _cell("dense", {0: [1.0], 1: [1.0]}),
-    _cell("dense", {0: [0.0, 0.5]}, task="needles"),
-    _cell("tokenselect 5%", {0: [1.0, 0.5]}, task="needles"),
+    _cell("dense", {0: [0.0, 0.5]}, task="qa_1"),
+    _cell("tokenselect 5%", {0: [1.0, 0.5]}, task="qa_1"),
 ]
 
 
@@ -88,7 +88,7 @@ def test_scores_stand_in_a_table_with_their_n() -> None:
     assert table.head == ("task", "dense", "tokenselect 5%", "tokenselect 20%")
     assert table.rows == (
         ("vt", "100.0 (2)", "50.0 (2)", "100.0 (2)"),
-        ("needles", "25.0 (1)", "75.0 (1)", "-"),
+        ("qa_1", "25.0 (1)", "75.0 (1)", "-"),
         ("mean", "62.5 (3)", "62.5 (3)", "100.0 (2), 1 of 2 tasks"),
         ("difference", "-", "0.0 [-25.0, +25.0]", "0.0 [0.0, 0.0]"),
         ("rows read", "26.2 %", "26.2 %", "26.2 %"),
@@ -97,7 +97,7 @@ def test_scores_stand_in_a_table_with_their_n() -> None:
     assert differences is not None
     assert differences.rows == (
         ("vt", "-50.0 [-100.0, 0.0]", "0.0 [0.0, 0.0]"),
-        ("needles", "+50.0 [+50.0, +50.0]", "-"),
+        ("qa_1", "+50.0 [+50.0, +50.0]", "-"),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from longread.commands import options
 if TYPE_CHECKING:
     from longread.commands.run import Run
     from longread.evaluate.grid import Request
+    from longread.evaluate.pictures import DepthPicture
     from longread.evaluate.tables import Table
 
 _DEFAULT_OUT = "eval-results"
@@ -144,6 +146,7 @@ def _answers(
     from longread.evaluate import tables
     from longread.evaluate.cells import CellFolder
     from longread.evaluate.grid import Grid, Request
+    from longread.evaluate.pictures import depth_pictures
     from longread.evaluate.task import Materials
     from longread.evaluate.tasks import make_tasks, task_names
     from longread.evaluate.variants import parse_variants
@@ -174,6 +177,7 @@ def _answers(
     for group in groups:
         for table in tables.tables(group):
             _print(run, table)
+    _show(run, depth_pictures(groups))
     record = {
         "command": request.command,
         "groups": [tables.summary(group) for group in groups],
@@ -187,10 +191,38 @@ def _answers(
 def _report(run: Run, folders: list[Path], plots: Path | None) -> None:
     from longread.evaluate import tables
     from longread.evaluate.cells import read_cells
+    from longread.evaluate.pictures import depth_pictures
+    from longread.evaluate.plots import write_plots
 
-    for group in tables.groups(read_cells(folders)):
+    groups = tables.groups(read_cells(folders))
+    for group in groups:
         for table in tables.tables(group):
             run.screen.print(table.transposed().markdown())
+        for line in tables.origins(group):
+            run.screen.print(f"- {line}")
+        run.screen.print()
+    _show(run, depth_pictures(groups), fence="```")
+    if plots is not None:
+        for path in write_plots(groups, plots):
+            run.screen.note(f"longread: wrote {path}")
+
+
+def _show(run: Run, pictures: Sequence[DepthPicture], fence: str = "") -> None:
+    """Pictures in colours on a terminal, and in plain characters anywhere else."""
+    from longread.evaluate.pictures import coloured_lines, plain_lines
+
+    for picture in pictures:
+        if run.screen.out.isatty():
+            from rich.console import Console
+
+            console = Console(file=run.screen.out, highlight=False)
+            for line in coloured_lines(picture):
+                console.print(line, soft_wrap=True)
+        else:
+            for text in [fence, *plain_lines(picture), fence]:
+                if text:
+                    run.screen.print(text)
+        run.screen.print()
 
 
 def _selection_only(run: Run, document: str, pages: str | None, password: str | None) -> None:

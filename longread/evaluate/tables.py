@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from longread.evaluate import statistics
 from longread.evaluate.cells import Cell, CellKey, budget_order
 from longread.evaluate.statistics import Interval
+from longread.evaluate.tasks import family_of
 from longread.plain_text import count_text
 
 REFERENCE = "dense"
@@ -36,8 +37,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Group:
-    """Cells of one model, length and seed, which stand side by side; none is without samples."""
+    """Cells of one family, model, length and seed, side by side; none is without samples."""
 
+    family: str  # tasks that have a mean together, or a task by itself
     model: str
     length: int
     seed: int
@@ -48,7 +50,8 @@ class Group:
     @property
     def title(self) -> str:
         """What the cells have in common."""
-        return f"{self.model}, {count_text(self.length, 'token')}, seed {self.seed}"
+        length = count_text(self.length, "token")
+        return f"{self.family} at {length}, {self.model}, seed {self.seed}"
 
     def of_variant(self, variant: str) -> list[Cell]:
         """A variant's cells in the order of the tasks."""
@@ -66,12 +69,13 @@ class Group:
 
 
 def groups(cells: Sequence[Cell]) -> list[Group]:
-    """The groups, lengths in order; models and tasks in the order of the cells."""
+    """The groups; models, families and tasks in the order of the cells, lengths ascending."""
     found: dict[tuple[object, ...], list[Cell]] = {}
     for cell in cells:
         if cell.results:
             found.setdefault(_shared(cell.key), []).append(cell)
     models = list(dict.fromkeys(cell.key.model for cell in cells))
+    families = list(dict.fromkeys(family_of(cell.key.task) for cell in cells))
     made = []
     for own in found.values():
         key = own[0].key
@@ -82,6 +86,7 @@ def groups(cells: Sequence[Cell]) -> list[Group]:
         )
         made.append(
             Group(
+                family_of(key.task),
                 key.model,
                 key.length,
                 key.seed,
@@ -90,12 +95,20 @@ def groups(cells: Sequence[Cell]) -> list[Group]:
                 {(cell.key.task, cell.key.name): cell for cell in own},
             )
         )
-    return sorted(made, key=lambda group: (models.index(group.model), group.length, group.seed))
+    return sorted(
+        made,
+        key=lambda group: (
+            models.index(group.model),
+            families.index(group.family),
+            group.length,
+            group.seed,
+        ),
+    )
 
 
 def _shared(key: CellKey) -> tuple[object, ...]:
     identities = (key.model_identity, key.prompt_identity, key.dtype)
-    return (key.model, *identities, key.length, key.seed)
+    return (family_of(key.task), key.model, *identities, key.length, key.seed)
 
 
 def score_table(group: Group) -> Table:
@@ -104,19 +117,19 @@ def score_table(group: Group) -> Table:
         (task, *(_score(group.cells.get((task, name))) for name in group.variants))
         for task in group.tasks
     ]
-    rows += [
-        ("mean", *(_mean(group, name) for name in group.variants)),
-        (
-            "difference",
-            *(_change(statistics.difference(group.pairs(name))) for name in group.variants),
-        ),
-        ("rows read", *(_fraction_read(group.of_variant(name)) for name in group.variants)),
-    ]
+    if len(group.tasks) > 1:
+        rows.append(("mean", *(_mean(group, name) for name in group.variants)))
+    changes = (statistics.difference(group.pairs(name)) for name in group.variants)
+    rows.append(("difference", *map(_change, changes)))
+    read = (_fraction_read(group.of_variant(name)) for name in group.variants)
+    rows.append(("rows read", *read))
     return Table(f"{group.title}: scores (n)", ("task", *group.variants), tuple(rows))
 
 
 def difference_table(group: Group) -> Table | None:
-    """Differences to dense task by task; None where there is nothing to compare."""
+    """Differences to dense task by task; None where there is nothing to compare, or one task."""
+    if len(group.tasks) == 1:
+        return None
 
     def change(task: str, variant: str) -> str:
         return _change(statistics.difference(group.pairs(variant, task)))
@@ -134,7 +147,7 @@ def kind_tables(group: Group, task: str) -> list[Table]:
         (kind, *(_score(group.cells.get((task, name)), kind) for name in group.variants))
         for kind in kinds
     )
-    title = f"{group.title}: {task}"
+    title = group.title if len(group.tasks) == 1 else f"{group.title}: {task}"
     tables = [Table(f"{title}: scores (n)", ("kind", *group.variants), rows)]
 
     def change(kind: str, variant: str) -> str:
@@ -167,6 +180,18 @@ def tables(group: Group) -> list[Table]:
     return found + [table for task in group.tasks for table in kind_tables(group, task)]
 
 
+def origins(group: Group) -> list[str]:
+    """How the cells were made: each command with its device and versions."""
+    runs = [run for variant in group.variants for c in group.of_variant(variant) for run in c.runs]
+    return list(
+        dict.fromkeys(
+            f"`{run['command']}` ({run['device']}, longread {run['longread']}, "
+            f"torch {run['torch']}, Python {run['python']})"
+            for run in runs
+        )
+    )
+
+
 def summary(group: Group) -> dict[str, object]:
     """The figures of a group for JSON; scores from 0 to 1."""
 
@@ -185,6 +210,7 @@ def summary(group: Group) -> dict[str, object]:
         return {**figures(cell), "fraction_read": cell.fraction_read, **apart}
 
     return {
+        "family": group.family,
         "model": group.model,
         "length": group.length,
         "seed": group.seed,

@@ -35,6 +35,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 
+def family_of(task: str) -> str:
+    """The group that a task is one of, whose mean is a figure of its own; or the task itself."""
+    return next((family for family, names in GROUPS.items() if task in names), task)
+
+
 def task_names(names: Iterable[str]) -> list[str]:
     """The tasks that are named, by themselves or by their group, each once. Raises UsageError."""
     found: dict[str, None] = {}
