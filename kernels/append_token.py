@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from longread_kernels.launch import kept_ranges, launch_options, wait_for_inputs
+from longread_kernels.launch import kept_ranges, launch_options, slab_row, wait_for_inputs
 from longread_kernels.tables import NORM_ROWS, IndexLayer, Kept, Query
 from torch import Tensor
 
@@ -82,6 +82,8 @@ def append_token_kernel(
     norm_ptr,
     sink_size,
     window_size,
+    num_shared,
+    branch_rows,
     softmax_scale,
     num_q_heads,
     num_kv_heads,
@@ -93,10 +95,15 @@ def append_token_kernel(
     HALF: tl.constexpr,
     INDEX_DIM: tl.constexpr,
     NORM_ROWS: tl.constexpr,
+    BRANCHED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     head = tl.program_id(0)
     head_dim = 2 * half_dim
+    branch = tl.program_id(1)
+    state_ptr += branch * 3
+    heads_ptr += branch * (num_q_heads + 2 * num_kv_heads) * head_dim
+    first_q = branch * num_q_heads
     columns = tl.arange(0, HALF)
     inside = columns < half_dim
     is_query = head < num_q_heads
@@ -134,6 +141,7 @@ def append_token_kernel(
             newest = tl.maximum(newest, 0)
             num_norm_rows = num_sinks + newest
             rows = tl.where(rows < num_sinks, rows, num_rows - 1 - newest + rows - num_sinks)
+            rows = slab_row(rows, num_shared, branch, branch_rows, BRANCHED)
             keys = k_ptr + rows[:, None].to(tl.int64) * head_dim + columns[None, :]
             there = (tl.arange(0, NORM_ROWS) < num_norm_rows)[:, None] & inside[None, :]
             low_keys = tl.load(keys, mask=there, other=0.0)
@@ -153,15 +161,16 @@ def append_token_kernel(
     index_inside = index_columns < index_dim
     dtype = heads_ptr.dtype.element_ty
     if is_query:
-        tl.store(q_ptr + head * head_dim + columns, low.to(dtype), mask=inside)
-        tl.store(q_ptr + head * head_dim + half_dim + columns, high.to(dtype), mask=inside)
+        own = first_q + head
+        tl.store(q_ptr + own * head_dim + columns, low.to(dtype), mask=inside)
+        tl.store(q_ptr + own * head_dim + half_dim + columns, high.to(dtype), mask=inside)
         if CODE != "":
             offset = tl.sum(low * low_shift + high * high_shift, 0)
             values = tl.sum(low[:, None] * low_basis + high[:, None] * high_basis, 0)
             codes, scale = _encode(values, CODE)
-            tl.store(codes_ptr + head * index_dim + index_columns, codes, mask=index_inside)
-            tl.store(scale_ptr + head, scale)
-            tl.store(offset_ptr + head, offset)
+            tl.store(codes_ptr + own * index_dim + index_columns, codes, mask=index_inside)
+            tl.store(scale_ptr + own, scale)
+            tl.store(offset_ptr + own, offset)
         if VOTED:
             scores = tl.sum(low_keys.to(tl.float32) * low[None, :], 1)
             scores += tl.sum(high_keys.to(tl.float32) * high[None, :], 1)
@@ -170,9 +179,10 @@ def append_token_kernel(
             highest = tl.max(scores, 0)
             total = tl.sum(tl.where(there, tl.exp(scores - highest), 0.0), 0)
             norm = tl.where(num_norm_rows > 0, highest + tl.log(tl.maximum(total, 1.0)), 0.0)
-            tl.store(norm_ptr + head, norm)
+            tl.store(norm_ptr + own, norm)
     else:
-        row = position * head_dim
+        place = slab_row(position, num_shared, branch, branch_rows, BRANCHED)
+        row = place * head_dim
         v_ptr += kv_head * slab_stride
         tl.store(k_ptr + row + columns, low.to(dtype), mask=inside)
         tl.store(k_ptr + row + half_dim + columns, high.to(dtype), mask=inside)
@@ -184,7 +194,7 @@ def append_token_kernel(
             low -= low_shift
             high -= high_shift
             values = tl.sum(low[:, None] * low_basis + high[:, None] * high_basis, 0)
-            target = rows_ptr + kv_head * rows_stride + position * index_dim + index_columns
+            target = rows_ptr + kv_head * rows_stride + place * index_dim + index_columns
             if CODE == "int8":
                 values = tl.clamp(tl.floor(values + 0.5), -127.0, 127.0)
             else:
@@ -206,15 +216,20 @@ def append_token(
     *,
     voted: bool,
 ) -> None:
-    """Norm and rotate one token's heads, write its K, V and index row, and code its queries.
+    """Norm and rotate each branch's heads, write its K, V and index row, and code its queries.
 
-    heads: [H_q + 2 H_kv, D]; cos, sin: [positions, D/2] fp32; norms: as for `rope_append`; k, v:
-    slabs [H_kv, capacity, D]. Fills `query.q`; its codes, scale and offset where the index is a
-    compressed one; its norm where rows will be `voted` for. The row written is `kept.state[0]`.
+    heads: [B (H_q + 2 H_kv), D]; cos, sin: [positions, D/2] fp32; norms: as for `rope_append`;
+    k, v: slabs [H_kv, capacity, D]. Fills `query.q`; its codes, scale and offset where the index is
+    a compressed one; its norm where rows will be `voted` for. The row written is the first of a
+    branch's `kept.state`.
     """
     num_kv_heads, _, head_dim = k.shape
-    num_q_heads = heads.shape[0] - 2 * num_kv_heads
-    assert query.q.shape == (num_q_heads, head_dim) and heads.dtype == k.dtype == v.dtype
+    num_branches = kept.num_branches
+    num_q_heads = heads.shape[0] // num_branches - 2 * num_kv_heads
+    assert (
+        query.q.shape == (num_branches * num_q_heads, head_dim)
+        and heads.dtype == k.dtype == v.dtype
+    )
     assert cos.shape == sin.shape and cos.shape[1] == head_dim // 2
     assert heads.is_contiguous() and cos.is_contiguous() and sin.is_contiguous()
     assert k.stride() == v.stride() and k.stride()[1:] == (head_dim, 1), "rows must be contiguous"
@@ -227,7 +242,7 @@ def append_token(
         bases = (index.q_basis, index.q_offset, index.k_basis, index.k_mean)  # type: ignore[assignment]
         rows, code = index.rows, "int8" if index.rows.dtype == torch.int8 else "fp8"
     index_dim = rows.shape[2]
-    append_token_kernel[(num_q_heads + num_kv_heads,)](
+    append_token_kernel[(num_q_heads + num_kv_heads, num_branches)](
         heads,
         cos,
         sin,
@@ -248,6 +263,8 @@ def append_token(
         query.norm,
         kept.sink_size,
         kept.window_size,
+        kept.num_shared,
+        kept.branch_rows,
         head_dim**-0.5,
         num_q_heads,
         num_kv_heads,
@@ -259,6 +276,7 @@ def append_token(
         HALF=triton.next_power_of_2(head_dim // 2),
         INDEX_DIM=triton.next_power_of_2(index_dim) if coded else 1,
         NORM_ROWS=NORM_ROWS if voted else 1,
+        BRANCHED=num_branches > 1,
         num_warps=8 if voted else 4,
         **launch_options(heads),
     )

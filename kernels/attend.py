@@ -6,7 +6,13 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from longread_kernels.launch import kept_ranges, launch_options, shared_bytes, wait_for_inputs
+from longread_kernels.launch import (
+    kept_ranges,
+    launch_options,
+    shared_bytes,
+    slab_row,
+    wait_for_inputs,
+)
 from longread_kernels.tables import Kept
 from torch import Tensor
 
@@ -43,6 +49,8 @@ def attend_kernel(
     state_ptr,
     sink_size,
     window_size,
+    num_shared,
+    branch_rows,
     chosen_ptr,
     budget,
     part_ptr,
@@ -51,6 +59,7 @@ def attend_kernel(
     logits_stride,
     head_dim,
     log2_scale,
+    BRANCHES: tl.constexpr,
     G: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -59,15 +68,28 @@ def attend_kernel(
     TRACED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    kv_head = tl.program_id(0).to(tl.int64)
+    # All branches read a dense step's rows together; each reads chosen rows of its own.
+    JOINT: tl.constexpr = DENSE and BRANCHES > 1
+    APART: tl.constexpr = 1 if DENSE else BRANCHES
+    branch = tl.program_id(0) % APART
+    kv_head = (tl.program_id(0) // APART).to(tl.int64)
+    num_kv_heads = tl.num_programs(0) // APART
     split = tl.program_id(1)
     num_splits = tl.num_programs(1)
     group, columns = tl.arange(0, GROUP), tl.arange(0, HEAD_DIM)
-    in_group, column_inside = group < G, columns < head_dim
-    heads = kv_head * G + group
-    num_rows, sink_end, middle, middle_end, tail = kept_ranges(state_ptr, sink_size, window_size)
+    column_inside = columns < head_dim
+    branches = group // G if JOINT else branch + group * 0
+    in_group = group < (G * BRANCHES if JOINT else G)
+    heads = (branches * num_kv_heads + kv_head) * G + group % G
+    num_rows, sink_end, middle, middle_end, tail = kept_ranges(
+        state_ptr + branch * 3, sink_size, window_size
+    )
     wait_for_inputs(EARLY)
     num_places = count_places(sink_end, middle, middle_end, tail, num_rows, budget, DENSE)
+    if JOINT:
+        for other in tl.static_range(BRANCHES):
+            end = tl.load(state_ptr + other * 3) + 1 + other * branch_rows
+            num_places = tl.maximum(num_places, end)
     q = tl.load(
         q_ptr + heads[:, None] * head_dim + columns[None, :],
         mask=in_group[:, None] & column_inside[None, :],
@@ -78,26 +100,33 @@ def attend_kernel(
     last = tl.minimum(first + share, num_places)
     k_ptr += kv_head * slab_stride
     v_ptr += kv_head * slab_stride
-    chosen_ptr += kv_head * budget
+    chosen_ptr += (branch * num_kv_heads + kv_head) * budget
     acc = tl.zeros([GROUP, HEAD_DIM], tl.float32)
     total = tl.zeros([GROUP], tl.float32)
     top = tl.full([GROUP], -1e38, tl.float32)
     for start in tl.range(first, last, BLOCK):
         place = start + tl.arange(0, BLOCK)
         inside = place < last
-        if DENSE:
-            row = place.to(tl.int64)
-        else:
-            row = row_at(
-                place, chosen_ptr, sink_end, middle, middle_end, tail, num_rows, inside
-            ).to(tl.int64)
+        row = place
+        owner = place * 0
+        if JOINT:
+            owner = tl.maximum(place - num_shared, 0) // branch_rows
+            end = tl.load(state_ptr + owner * 3, mask=inside, other=0) + 1
+            inside &= place - owner * branch_rows < end
+        if not DENSE:
+            row = row_at(place, chosen_ptr, sink_end, middle, middle_end, tail, num_rows, inside)
             inside &= row >= 0
-        cells = row[:, None] * head_dim + columns[None, :]
+            row = slab_row(row, num_shared, branch, branch_rows, BRANCHES > 1)
+        cells = row.to(tl.int64)[:, None] * head_dim + columns[None, :]
         cell_inside = inside[:, None] & column_inside[None, :]
         k = tl.load(k_ptr + cells, mask=cell_inside, other=0.0)
         v = tl.load(v_ptr + cells, mask=cell_inside, other=0.0)
         scores = tl.dot(q, k.T) * log2_scale
-        scores = tl.where(inside[None, :], scores, float("-inf"))
+        attended = inside[None, :]
+        if JOINT:
+            own = (place < num_shared)[None, :] | (owner[None, :] == branches[:, None])
+            attended = attended & own
+        scores = tl.where(attended, scores, float("-inf"))
         if TRACED:
             tl.store(
                 logits_ptr + heads[:, None] * logits_stride + place[None, :],
@@ -166,32 +195,36 @@ def attend_token(
     log_sum: Tensor,
     logits: Tensor | None = None,
 ) -> None:
-    """Softmax attention of one token over the kept rows and the chosen ones.
+    """Softmax attention of each branch's token over the kept rows and the chosen ones.
 
-    q: [H_q, D]; k, v: slabs [H_kv, capacity, D]; chosen: [H_kv, budget] int32, -1 for
-    none, or None for all rows; out: [H_q, D]. Scratch: parts [H_q, splits, D], part_stats
-    [H_q, splits, 2], log_sum [H_q], all fp32; logits [H_q, places] takes the scores of the rows
-    where it is given, in base 2.
+    q: [B H_q, D]; k, v: slabs [H_kv, capacity, D]; chosen: [B, H_kv, budget] or [H_kv, budget]
+    int32, -1 for none, or None for all rows; out: [B H_q, D]. Scratch: parts [B H_q, splits, D],
+    part_stats [B H_q, splits, 2], log_sum [B H_q], all fp32; logits [H_q, places] takes the scores
+    of the rows where it is given, in base 2, of one branch only.
     """
     num_heads, head_dim = q.shape
-    num_kv_heads, num_splits = k.shape[0], parts.shape[1]
+    num_kv_heads, num_splits, num_branches = k.shape[0], parts.shape[1], kept.num_branches
+    group_size = num_heads // (num_branches * num_kv_heads)
     assert k.stride() == v.stride() and k.stride()[1:] == (head_dim, 1), "rows must be contiguous"
     assert q.is_contiguous() and out.is_contiguous() and parts.is_contiguous()
     assert parts.shape == (num_heads, num_splits, head_dim) and q.dtype == k.dtype == v.dtype
     assert part_stats.shape == (num_heads, num_splits, 2) and log_sum.shape == (num_heads,)
+    assert logits is None or num_branches == 1, "one branch is traced"
     padded_dim = max(16, triton.next_power_of_2(head_dim))
     options = launch_options(q)
+    apart = num_branches if chosen is not None else 1
+    group = max(16, triton.next_power_of_2(group_size * num_branches // apart))
     # Measured on an H200: all rows, a long list, a list that gives each program one tile.
     block, num_warps, num_stages = 128, 4, 3
     if chosen is not None:
-        num_places = chosen.shape[1] + kept.sink_size + kept.window_size
+        num_places = chosen.shape[-1] + kept.sink_size + kept.window_size
         block, num_warps, num_stages = 128, 8, 3
         if num_places <= 64 * num_splits:
             block, num_warps, num_stages = 64, 4, 1
     # K and V of each stage but one, and what the dots need besides.
     while block * padded_dim * 4 * max(num_stages - 1, 1) + (9 << 10) > shared_bytes(q):
         block //= 2
-    attend_kernel[(num_kv_heads, num_splits)](
+    attend_kernel[(num_kv_heads * apart, num_splits)](
         q,
         k,
         v,
@@ -199,16 +232,19 @@ def attend_token(
         kept.state,
         kept.sink_size,
         kept.window_size,
+        kept.num_shared,
+        kept.branch_rows,
         chosen if chosen is not None else q,
-        chosen.shape[1] if chosen is not None else 0,
+        chosen.shape[-1] if chosen is not None else 0,
         parts,
         part_stats,
         logits if logits is not None else parts,
         logits.shape[1] if logits is not None else 0,
         head_dim,
         scale * _LOG2_E,
-        G=num_heads // num_kv_heads,
-        GROUP=max(16, triton.next_power_of_2(num_heads // num_kv_heads)),
+        BRANCHES=num_branches,
+        G=group_size,
+        GROUP=group,
         HEAD_DIM=padded_dim,
         BLOCK=block,
         DENSE=chosen is None,

@@ -50,19 +50,6 @@ def wait_for_inputs(EARLY: tl.constexpr):
 
 
 @triton.jit
-def prefetch_512(addresses):
-    """Ask for 512 bytes at each address (int64, a multiple of 16) to come into the L2 cache."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], 512; mov.u32 $0, 0;",
-        "=r,l",
-        [addresses],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def kept_ranges(state_ptr, sink_size, window_size):
     """The rows that every step reads: [0, sink_end), [middle, middle_end) and [tail, num_rows).
 
@@ -77,3 +64,11 @@ def kept_ranges(state_ptr, sink_size, window_size):
     middle = tl.where(joined, tail, tl.maximum(question, sink_end))
     middle_end = tl.where(joined, tail, tl.maximum(question_end, middle))
     return num_rows, sink_end, middle, middle_end, tail
+
+
+@triton.jit
+def slab_row(row, num_shared, branch, branch_rows, BRANCHED: tl.constexpr):
+    """Where a branch's row lies in the slab."""
+    if BRANCHED:
+        row = tl.where(row < num_shared, row, row + branch * branch_rows)
+    return row

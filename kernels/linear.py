@@ -4,6 +4,7 @@ between the products of many tokens.
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from longread_kernels.launch import launch_options, wait_for_inputs
@@ -118,14 +119,21 @@ def matvec(
 ) -> None:
     """out = weight . norm(x) + bias, through SwiGLU where `gated`, plus the residual.
 
-    x: [K]; weight: [N, K] contiguous, [2 N, K] where gated (gate rows, then up rows); norm: weight
-    [K] of a root-mean-square norm of x; bias: [N]; residual: [N]; out: [N], may be the residual.
+    x: [B, K]; weight: [N, K] contiguous, [2 N, K] where gated (gate rows, then up rows); norm:
+    weight [K] of a root-mean-square norm of x; bias: [N]; residual: [B, N]; out: [B, N], may be the
+    residual. For a single row the kernel here is used, for more the library's product.
     """
     num_columns = weight.shape[1]
     num_rows = weight.shape[0] // 2 if gated else weight.shape[0]
     assert weight.is_contiguous() and x.is_contiguous() and out.is_contiguous()
-    assert x.shape == (num_columns,) and out.shape == (num_rows,), "shapes do not fit"
+    assert x.shape[1] == num_columns and out.shape == (x.shape[0], num_rows), "shapes do not fit"
     assert not (gated and bias is not None), "a gated product has no bias"
+    if x.shape[0] > 1:
+        normed = F.rms_norm(x, (num_columns,), norm, eps) if norm is not None else x
+        product = F.linear(normed, weight, bias)
+        product = swiglu(product) if gated else product
+        out.copy_(product if residual is None else product + residual)
+        return
     # Measured on an H200: many narrow programs for tall matrices, wide ones for the others.
     tall = gated or num_rows > 1 << 16
     block_n, block_k, num_warps = (2, 512, 2) if tall else (2, 2048, 4)

@@ -25,7 +25,7 @@ def matvec_ref(
         x = rms_norm_ref(x, norm, eps)
     result = F.linear(x, weight, bias)
     if gated:
-        gate, up = result.chunk(2)
+        gate, up = result.chunk(2, dim=-1)
         result = F.silu(gate) * up
     if residual is not None:
         result = result + residual

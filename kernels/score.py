@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from longread_kernels.launch import slab_row
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _HIGHEST = tl.constexpr(120.0)  # of a score over its norm, in base 2; fp32 ends at 128
@@ -20,7 +21,7 @@ def load_codes(
     scale_ptr,
     offset_ptr,
     norm_ptr,
-    kv_head,
+    first_head,
     index_dim,
     G: tl.constexpr,
     GROUP: tl.constexpr,
@@ -33,7 +34,7 @@ def load_codes(
     places, lines = tl.arange(0, FOLD * GROUP), tl.arange(0, FOLD * INDEX_DIM)
     group, columns = places % GROUP, lines % INDEX_DIM
     in_group = group < G
-    heads = kv_head * G + group
+    heads = first_head + group
     opposite = (places // GROUP)[None, :] == (lines // INDEX_DIM)[:, None]
     codes = tl.load(
         codes_ptr + heads[None, :] * index_dim + columns[:, None],
@@ -51,6 +52,9 @@ def line_votes(
     rows_ptr,
     first_rows,
     num_rows,
+    num_shared,
+    branch,
+    branch_rows,
     codes,
     scale,
     shift,
@@ -59,6 +63,7 @@ def line_votes(
     GROUP: tl.constexpr,
     INDEX_DIM: tl.constexpr,
     FOLD: tl.constexpr,
+    BRANCHED: tl.constexpr,
 ):
     """The votes [lines, FOLD] of FOLD rows from each first row on: the sum of exp(score - norm)
     over the heads, or the largest exp(score - norm).
@@ -66,8 +71,9 @@ def line_votes(
     lines = tl.arange(0, FOLD * INDEX_DIM)
     columns = lines % INDEX_DIM
     rows = first_rows[:, None] + (lines // INDEX_DIM)[None, :]
+    places = slab_row(rows, num_shared, branch, branch_rows, BRANCHED)
     tile = tl.load(
-        rows_ptr + rows * index_dim + columns[None, :],
+        rows_ptr + places * index_dim + columns[None, :],
         mask=(rows < num_rows) & (columns < index_dim)[None, :],
         other=0.0,
     )

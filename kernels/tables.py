@@ -35,22 +35,30 @@ class IndexLayer:
 class Kept:
     """Which rows every step reads besides the chosen ones.
 
-    state: [3] int32: the row of the token that is decoded (all rows before it are in the cache),
-    the first row of its question and the one after the last. Sinks and window in rows.
+    state: [B, 3] int32, or [3] for one branch: the row of the token that is decoded (all rows
+    before it are in the cache), the first row of its question and the one after the last. Sinks and
+    window in rows. Branches share the first `num_shared` rows; of the others, row r of branch b
+    lies in row r + b * branch_rows of the slab.
     """
 
     state: Tensor
     sink_size: int
     window_size: int
+    num_shared: int = 0
+    branch_rows: int = 0
+
+    @property
+    def num_branches(self) -> int:
+        return self.state.numel() // 3
 
 
 @dataclass(frozen=True)
 class Query:
-    """One token's queries of a layer.
+    """One token's queries of a layer, those of each branch after those of the branch before.
 
-    q: [H_q, D] after RoPE; codes: [H_q, d] in the index's dtype (q itself where the index is
-    exact); scale, offset: [H_q] fp32; norm: [H_q] fp32, the log-sum-exp of each head's exact scores
-    on the sinks and the newest rows, NORM_ROWS at most.
+    q: [B H_q, D] after RoPE; codes: [B H_q, d] in the index's dtype (q itself where the index is
+    exact); scale, offset: [B H_q] fp32; norm: [B H_q] fp32, the log-sum-exp of each head's exact
+    scores on the sinks and the newest rows, NORM_ROWS at most.
     """
 
     q: Tensor

@@ -22,6 +22,7 @@ from longread.device import choose_device, choose_dtype
 from longread.errors import ContextError, ModelError
 from longread.network import Layer, Network
 from longread.policies import KernelPlan, Policy
+from longread.step_buffers import can_choose
 from longread.trace import Trace
 from longread.weights import ModelConfig, load_config, load_weights
 
@@ -156,7 +157,7 @@ class Decoder:
         if plan is None or (trace is not None and trace.keeps_steps):
             self._make_room_for_graph()
             return None
-        from longread.decode_graph import StepGraph, can_choose  # Triton may be missing
+        from longread.decode_graph import StepGraph  # Triton may be missing
 
         key = plan, None if trace is None else trace.mass.shape[2]
         graph = self._graphs.get(key)

@@ -8,36 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
 from longread_kernels import reference
 from torch import Tensor
-from triton_case import DEVICE, ON_GPU
+from triton_case import ON_GPU, narrow_decoder
 
 from longread.bench.prefill import relative_rms
 from longread.cache import KVCache
-from longread.decode_graph import StepGraph, can_choose
+from longread.decode_graph import StepGraph
 from longread.model import Decoder
 from longread.policies import Dense, KernelPlan, Policy, TokenSelect, Turn
 from longread.policies.kept import kept_ranges, row_tensor
+from longread.step_buffers import can_choose
 from longread.trace import Trace
-from longread.weights import load_config, load_weights
 
 NUM_ROWS, QUESTION_LEN, NUM_STEPS = 400, 20, 2
-DTYPE = torch.float16  # finer than bfloat16, so that less hides in the rounding
-
-
-def _narrow(family: str, root: Path) -> Decoder:
-    """A tiny model in the kernels' dtype."""
-    converted = tiny.convert(tiny.save_hf_folder(root / "hf", family), root / "models")
-    weights = load_weights(converted, device=str(DEVICE), dtype=DTYPE)
-    return Decoder(load_config(converted), weights, DEVICE, DTYPE)
 
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     """With biases on queries, keys and values."""
-    return _narrow("qwen2", tmp_path_factory.mktemp("graph"))
+    return narrow_decoder(tmp_path_factory.mktemp("graph"))
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +91,7 @@ def _with_graph(
     logits, chosen = [], []
     for row in range(NUM_ROWS, NUM_ROWS + NUM_STEPS):
         logits.append(graph.step(ids[row : row + 1], policy.turn, trace).clone())
-        chosen.append(graph.chosen.clone())
+        chosen.append(graph.buffers.chosen[:, 0].clone())
         cache.length = row + 1
     return torch.stack(logits), chosen
 
@@ -150,7 +141,7 @@ def test_chosen_rows_give_the_logits_of_torch(
 
 
 def test_a_model_with_head_norms(ids: Tensor, tmp_path: Path) -> None:
-    decoder, policy = _narrow("qwen3", tmp_path), TokenSelect(budget=60, window_size=16)
+    decoder, policy = narrow_decoder(tmp_path, "qwen3"), TokenSelect(budget=60, window_size=16)
     trace, steps = _trace(decoder, False), _trace(decoder, True)
     found, chosen = _with_graph(decoder, ids, policy, trace)
     expected = _with_torch(decoder, ids, _Replay(policy, chosen), steps)
@@ -250,7 +241,9 @@ def test_the_decoder_takes_the_graph_and_captures_anew_when_the_cache_grows(
     cache, trace = _asked(narrow, ids, policy), _trace(narrow, False)
     token = ids[NUM_ROWS : NUM_ROWS + 1]
     narrow.decode(token, cache, policy, trace)
-    graph = weakref.ref(narrow._graph)  # type: ignore[arg-type]
+    (captured,) = narrow._graphs.values()
+    graph = weakref.ref(captured)
+    del captured
     slab = weakref.ref(cache.k)
     assert graph() is not None and cache.length == NUM_ROWS + 1
     counted, mass = int(trace.selected.sum()), trace.mass.clone()
@@ -268,12 +261,12 @@ def test_a_policy_without_kernels_lets_go_of_the_graph(narrow: Decoder, ids: Ten
     policy = TokenSelect(budget=60, window_size=16)
     cache = _asked(narrow, ids, policy)
     narrow.decode(ids[:1], cache, policy)
-    assert narrow._graph is not None
+    assert narrow._graphs
     other = TokenSelect(budget=60, window_size=16, vote="all")
     other.prepare(cache)
     other.start_turn(Turn(NUM_ROWS - QUESTION_LEN, NUM_ROWS))
     narrow.decode(ids[:1], cache, other)
-    assert narrow._graph is None
+    assert not narrow._graphs
 
 
 @pytest.mark.usefixtures("kernels")
@@ -294,7 +287,7 @@ def test_a_budget_past_the_rows_takes_no_memory_for_it(narrow: Decoder, ids: Ten
     plan = policy.kernel_plan()
     assert plan is not None
     with torch.inference_mode():
-        assert StepGraph(narrow.network, cache, plan, 10).chosen.shape[2] <= cache.capacity
+        assert StepGraph(narrow.network, cache, plan, 10).buffers.budget <= cache.capacity
 
 
 def test_a_budget_that_leaves_shares_without_rows_is_not_for_the_kernels() -> None:
@@ -311,7 +304,7 @@ def test_the_decoder_takes_the_graph_on_a_gpu(narrow: Decoder, ids: Tensor) -> N
     cache = _asked(narrow, ids, policy)
     trace = _trace(narrow, False)
     narrow.decode(ids[NUM_ROWS : NUM_ROWS + 1], cache, policy, trace)
-    assert narrow._graph is not None and cache.length == NUM_ROWS + 1
+    assert narrow._graphs and cache.length == NUM_ROWS + 1
     assert int(trace.selected.sum()) > 0
     capacity = cache.capacity
     for _ in range(capacity - cache.length + 2):  # grows, and captures anew

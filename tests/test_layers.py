@@ -26,7 +26,7 @@ LAYERS = (
     "cache index",
     "policies",
     "attention device sampling trace",
-    "evidence model decode_graph network reread",
+    "evidence model decode_graph network reread step_buffers",
     "session reply ingest live history",
     "render progress strip schema conversation checkup bench evaluate",
     "repl line_input cli commands __main__",

@@ -43,16 +43,17 @@ def _cpu(case: object) -> object:
 
 @pytest.mark.parametrize("num_columns, num_rows", ((48, 33), (576, 64), (1536, 65), (3000, 5)))
 @pytest.mark.parametrize("kind", ("plain", "normed", "gated", "residual"))
-def test_matvec(num_columns: int, num_rows: int, kind: str) -> None:
+@pytest.mark.parametrize("batch", (1, 4))
+def test_matvec(batch: int, num_columns: int, num_rows: int, kind: str) -> None:
     gated = kind == "gated"
-    x = random(num_columns)
+    x = random(batch, num_columns)
     weight = random(num_rows * (2 if gated else 1), num_columns, seed=1) * num_columns**-0.5
     norm = random(num_columns, seed=2) if kind in ("normed", "gated") else None
     bias = random(num_rows, seed=3) if kind == "normed" else None
-    residual = random(num_rows, seed=4) if kind == "residual" else None
-    out = torch.empty(num_rows, dtype=DTYPE, device=DEVICE)
+    residual = random(batch, num_rows, seed=4) if kind == "residual" else None
+    out = torch.empty(batch, num_rows, dtype=DTYPE, device=DEVICE)
     linear.matvec(x, weight, out, norm=norm, eps=1e-6, bias=bias, residual=residual, gated=gated)
-    expected = torch.empty(num_rows, dtype=torch.float64)
+    expected = torch.empty(batch, num_rows, dtype=torch.float64)
     reference_decode.matvec_ref(
         wide(x),
         wide(weight),

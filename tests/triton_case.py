@@ -6,10 +6,15 @@ The interpreter computes dots of bf16 wrongly, so there the kernels run on fp16.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from torch import Tensor
+
+from longread.model import Decoder
+from longread.weights import load_config, load_weights
 
 pytest.importorskip("triton")
 
@@ -17,6 +22,13 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 DTYPE = torch.bfloat16 if ON_GPU else torch.float16
 TOLERANCE = 1e-2  # relative RMS, of two-byte floats
+
+
+def narrow_decoder(root: Path, family: str = "qwen2") -> Decoder:
+    """A tiny model in fp16, which is finer than bf16, so that less hides in the rounding."""
+    converted = tiny.convert(tiny.save_hf_folder(root / "hf", family), root / "models")
+    weights = load_weights(converted, device=str(DEVICE), dtype=torch.float16)
+    return Decoder(load_config(converted), weights, DEVICE, torch.float16)
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = DTYPE) -> Tensor:

@@ -18,11 +18,12 @@ from longread.bench.prefill import relative_rms
 from longread.bench.timing import WARM_UPS, graph_ms, median_ms
 from longread.cache import KVCache
 from longread.config import parse_budget
-from longread.decode_graph import StepGraph, can_choose
+from longread.decode_graph import StepGraph
 from longread.errors import LongreadError, UsageError
 from longread.model import Decoder
 from longread.policies import Dense, Policy, TokenSelect, Turn
 from longread.policies.kept import kept_ranges, row_tensor
+from longread.step_buffers import Branches, can_choose
 
 _QUESTION_LEN = 32
 SPARE_ROWS = 64
@@ -33,6 +34,7 @@ _TOLERANCE = 0.02
 class DecodeFigures:
     """Medians in milliseconds. attention_ms: choosing and attending, all layers; mass_kept and
     best_mass: softmax mass on the rows read, and on as many of the best, last layer, mean of heads.
+    batch: questions on one document that are answered in one step.
     """
 
     variant: str
@@ -42,6 +44,7 @@ class DecodeFigures:
     mass_kept: float | None = None
     best_mass: float | None = None
     gpu_bytes: int = 0
+    batch: int = 1
 
 
 def variants(
@@ -63,9 +66,9 @@ def variants(
 
 @torch.inference_mode()
 def run(
-    decoder: Decoder, num_rows: int, policies: Mapping[str, Policy], repeats: int
+    decoder: Decoder, num_rows: int, policies: Mapping[str, Policy], repeats: int, batch: int = 1
 ) -> list[DecodeFigures]:
-    """Time each policy's step over `num_rows` random rows.
+    """Time each policy's step over `num_rows` random rows, for `batch` questions at once.
 
     Raises UsageError for rows or a vote that cannot be timed, LongreadError on a mismatch: what was
     timed before it is not reported either.
@@ -74,26 +77,31 @@ def run(
         (WARM_UPS + repeats) * policy.reselect if isinstance(policy, TokenSelect) else repeats
         for policy in policies.values()
     )
-    cache = random_cache(decoder, num_rows, longest + SPARE_ROWS)
+    branch_rows = _QUESTION_LEN + longest + SPARE_ROWS
+    cache = random_cache(decoder, num_rows, batch * branch_rows)
+    branches = Branches(batch, num_rows - _QUESTION_LEN, branch_rows)
     figures = []
     for name, template in policies.items():
         policy = dataclasses.replace(template)
         torch.cuda.reset_peak_memory_stats(decoder.device)
+        cache.length = cache.capacity  # the branches' rows are indexed too
         policy.prepare(cache)
+        cache.length = num_rows
         policy.start_turn(Turn(num_rows - _QUESTION_LEN, num_rows))
         plan = policy.kernel_plan()
-        if plan is None or not can_choose(plan, cache.capacity):
+        if plan is None or not can_choose(plan, branches.rows(cache.capacity)):
             raise UsageError(f"{name} has no kernels to time: another vote, or a larger budget")
-        graph = StepGraph(decoder.network, cache, plan, None)
-        mass = _check(decoder, cache, policy, graph)
+        graph = StepGraph(decoder.network, cache, plan, None, branches)
+        mass = _check(decoder, cache, policy, graph, branches)
         figures.append(
             DecodeFigures(
                 name,
                 num_rows,
-                _step_ms(cache, policy, graph, repeats),
-                _attention_ms(decoder, num_rows, graph, repeats),
+                _step_ms(num_rows, policy, graph, repeats, batch),
+                _attention_ms(decoder, num_rows, policy, graph, repeats),
                 *mass,
                 gpu_bytes=torch.cuda.max_memory_allocated(decoder.device),
+                batch=batch,
             )
         )
         del graph, plan, policy  # their index and buffers are not the next one's
@@ -126,37 +134,50 @@ def random_cache(decoder: Decoder, num_rows: int, num_spare: int) -> KVCache:
 
 
 def _check(
-    decoder: Decoder, cache: KVCache, policy: Policy, graph: StepGraph
+    decoder: Decoder, cache: KVCache, policy: Policy, graph: StepGraph, branches: Branches
 ) -> tuple[float | None, float | None]:
-    """Compare one step with torch operations over the rows that it read; returns both masses."""
-    num_rows = cache.length
+    """Compare each branch's step with torch operations over the rows that it read; both masses."""
+    num_rows, count = cache.length, branches.count
     token = torch.tensor([7], device=decoder.device)
-    found = graph.step(token, policy.turn, None).clone()
-    chosen = kept_rows = None
-    replayed = policy
-    if not graph.reads_all(num_rows + 1):
-        ranges = kept_ranges(
-            num_rows + 1, policy.turn, graph.plan.sink_size, graph.plan.window_size
-        )
-        chosen, kept_rows = graph.chosen.long().clone(), row_tensor(ranges, token.device)
-        replayed = _Replay(chosen, kept_rows)
-    expected = decoder.decode_with_torch(token, cache, replayed)
-    cache.truncate(num_rows)
-    difference = relative_rms(found, expected)
-    if difference > _TOLERANCE:
-        raise LongreadError(
-            f"the logits differ from torch's by {difference:.2%} relative RMS: nothing is timed"
-        )
-    if chosen is None or kept_rows is None:
-        return None, None
-    k = cache.k[-1, :, : num_rows + 1].float()
-    q = graph.query.q.float().reshape(k.shape[0], -1, k.shape[2]) * k.shape[2] ** -0.5
-    probs = torch.softmax(torch.matmul(q, k.transpose(1, 2)), dim=-1)
+    found = graph.step_branches(token.expand(count), [num_rows] * count, [policy.turn] * count)
+    found, all_chosen = found.clone(), graph.buffers.chosen.long().clone()
+    ranges = kept_ranges(num_rows + 1, policy.turn, graph.plan.sink_size, graph.plan.window_size)
+    kept_rows = row_tensor(ranges, token.device)
+    dense = graph.reads_all(num_rows + 1, policy.turn)
+    own = slice(branches.num_shared, branches.num_shared + branches.branch_rows)
+    masses: tuple[float | None, float | None] = (None, None)
+    for branch in range(count):
+        start = own.start + branch * branches.branch_rows
+        for slab in (cache.k, cache.v):  # the first branch's place is where a cache has its rows
+            slab[:, :, own] = slab[:, :, start : start + branches.branch_rows]
+        chosen = all_chosen[:, branch]
+        replayed = policy if dense else _Replay(chosen, kept_rows)
+        expected = decoder.decode_with_torch(token, cache, replayed)
+        cache.truncate(num_rows)
+        difference = relative_rms(found[branch], expected)
+        if difference > _TOLERANCE:
+            raise LongreadError(
+                f"the logits differ from torch's by {difference:.2%} relative RMS: nothing is timed"
+            )
+        if not dense and branch == 0:
+            masses = _masses(cache, graph, chosen, kept_rows)
+    return masses
+
+
+def _masses(
+    cache: KVCache, graph: StepGraph, chosen: Tensor, kept_rows: Tensor
+) -> tuple[float, float]:
+    """What the first branch's rows hold in the last layer, and what as many of the best would."""
+    k = cache.k[-1, :, : cache.length + 1].float()
+    q_heads = graph.buffers.query.q.shape[0] // graph.buffers.tokens.shape[0]
+    q = graph.buffers.query.q.float().reshape(-1, k.shape[0], q_heads // k.shape[0], k.shape[2])[0]
+    probs = torch.softmax(torch.matmul(q * k.shape[2] ** -0.5, k.transpose(1, 2)), dim=-1)
     kept = probs[:, :, kept_rows].sum(dim=-1)
     rows = chosen[-1].clamp(min=0)[:, None].expand(-1, q.shape[1], -1)
     mass = kept + (probs.gather(2, rows) * (chosen[-1] >= 0)[:, None]).sum(dim=-1)
+    probs[:, :, kept_rows] = 0
     best = kept + probs.topk(chosen.shape[2], dim=-1).values.sum(dim=-1)
-    return float(mass.mean()), float(best.mean().clamp(max=1.0))
+    return float(mass.mean()), float(best.mean())
 
 
 @dataclass
@@ -171,24 +192,26 @@ class _Replay(Policy):
         return torch.cat((self.kept.expand(rows.shape[0], -1), rows), dim=1)
 
 
-def _step_ms(cache: KVCache, policy: Policy, graph: StepGraph, repeats: int) -> float:
+def _step_ms(num_rows: int, policy: Policy, graph: StepGraph, repeats: int, batch: int) -> float:
     """Median over whole rounds of a step that chooses and those that read its rows again."""
-    token = torch.tensor([7], device=cache.k.device)
-    num_rows, interval = cache.length, max(graph.plan.reselect, 1)
+    tokens = torch.full((batch,), 7, device=graph.buffers.tokens.device)
+    turns, interval = [policy.turn] * batch, max(graph.plan.reselect, 1)
+    row = num_rows
 
     def one_round() -> None:
+        nonlocal row
         for _ in range(interval):
-            graph.step(token, policy.turn, None)
-            cache.length += 1
+            graph.step_branches(tokens, [row] * batch, turns)
+            row += 1
 
-    milliseconds = median_ms(one_round, repeats) / interval
-    cache.truncate(num_rows)
-    return milliseconds
+    return median_ms(one_round, repeats) / interval
 
 
-def _attention_ms(decoder: Decoder, num_rows: int, graph: StepGraph, repeats: int) -> float:
+def _attention_ms(
+    decoder: Decoder, num_rows: int, policy: Policy, graph: StepGraph, repeats: int
+) -> float:
     """The step's choosing and attending alone, captured by themselves, mean over a round."""
-    dense = graph.reads_all(num_rows + 1)
+    dense = graph.reads_all(num_rows + 1, policy.turn)
     layers = range(decoder.config.num_hidden_layers)
 
     def attend(chooses: bool) -> Callable[[], None]:

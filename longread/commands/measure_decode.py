@@ -21,6 +21,9 @@ def bench_decode(
     reselect: Annotated[
         int, typer.Option("--reselect", metavar="N", min=1, help="Also choose every N tokens.")
     ] = 4,
+    batch: Annotated[
+        int, typer.Option("--batch", metavar="N", min=1, help="Questions answered in one step.")
+    ] = 1,
     peers: Annotated[
         bool, typer.Option("--peers", help="Time Hugging Face and the libraries' attention too.")
     ] = False,
@@ -68,7 +71,7 @@ def bench_decode(
             policies = decode.variants(
                 budgets.split(","), num_rows, settings.vote, settings.index, reselect
             )
-            figures += decode.run(decoder, num_rows, policies, repeats)
+            figures += decode.run(decoder, num_rows, policies, repeats, batch)
             if peers:
                 figures += contenders.run(decoder, num_rows, repeats)
 
@@ -94,6 +97,7 @@ def bench_decode(
         "model": settings.model,
         "vote": settings.vote,
         "index": settings.index,
+        "batch": batch,
         "figures": [dataclasses.asdict(figure) for figure in figures],
     }
     run.screen.print(json.dumps(record))

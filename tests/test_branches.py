@@ -1,0 +1,112 @@
+"""Several answers on one document in one step, beside each of them alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from triton_case import narrow_decoder
+
+from longread.bench.prefill import relative_rms
+from longread.cache import KVCache
+from longread.decode_graph import StepGraph
+from longread.model import Decoder
+from longread.policies import Dense, Policy, TokenSelect, Turn
+from longread.step_buffers import Branches
+
+NUM_SHARED, BRANCH_ROWS = 301, 40
+QUESTION_LENS = (9, 17, 1)
+NUM_STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    return narrow_decoder(tmp_path_factory.mktemp("branches"))
+
+
+def _asked(decoder: Decoder, policy: Policy, capacity: int, question: Tensor) -> KVCache:
+    generator = torch.Generator().manual_seed(1)
+    document = torch.randint(0, decoder.config.vocab_size, (NUM_SHARED,), generator=generator)
+    cache = decoder.new_cache(capacity)
+    cache.k.fill_(torch.nan)
+    cache.v.fill_(torch.nan)
+    decoder.prefill(document, cache)
+    policy.prepare(cache)
+    decoder.extend(question, cache, policy)
+    return cache
+
+
+def _questions(decoder: Decoder) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    size = decoder.config.vocab_size
+    return [torch.randint(0, size, (n,), generator=generator) for n in QUESTION_LENS]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    (
+        Dense(),
+        TokenSelect(budget=60, window_size=12),
+        TokenSelect(budget=60, window_size=12, index="exact", reselect=2),
+        TokenSelect(budget=310, window_size=12),  # some branches read all of their rows
+    ),
+    ids=str,
+)
+@torch.inference_mode()
+def test_branches_give_the_logits_of_each_alone(decoder: Decoder, policy: Policy) -> None:
+    questions, tokens = _questions(decoder), torch.tensor([[3, 4, 5], [6, 7, 8], [9, 10, 11]])
+    turns = [Turn(NUM_SHARED, NUM_SHARED + n) for n in QUESTION_LENS]
+    alone, chosen_alone, caches = [], [], []
+    for branch, question in enumerate(questions):
+        cache = _asked(decoder, policy, NUM_SHARED + BRANCH_ROWS, question)
+        caches.append((cache.k.clone(), cache.v.clone()))
+        plan = policy.kernel_plan()
+        assert plan is not None
+        graph = StepGraph(decoder.network, cache, plan, None)
+        for step in range(NUM_STEPS):
+            token = tokens[step, branch : branch + 1]
+            alone.append(graph.step(token, turns[branch], None).clone())
+            cache.length += 1
+        chosen_alone.append(graph.buffers.chosen[:, 0].clone())
+
+    branches = Branches(len(questions), NUM_SHARED, BRANCH_ROWS)
+    capacity = NUM_SHARED + len(questions) * BRANCH_ROWS
+    joint = _asked(decoder, policy, capacity, questions[0])
+    for branch, (k, v) in enumerate(caches):
+        start = NUM_SHARED + branch * BRANCH_ROWS
+        joint.k[:, :, start : start + BRANCH_ROWS] = k[:, :, NUM_SHARED:]
+        joint.v[:, :, start : start + BRANCH_ROWS] = v[:, :, NUM_SHARED:]
+        for layer_idx in range(decoder.config.num_hidden_layers):
+            policy.appended(layer_idx, start, start + QUESTION_LENS[branch])
+    plan = policy.kernel_plan()
+    assert plan is not None
+    graph = StepGraph(decoder.network, joint, plan, None, branches)
+    found = []
+    for step in range(NUM_STEPS):
+        rows = [NUM_SHARED + n + step for n in QUESTION_LENS]
+        found.append(graph.step_branches(tokens[step], rows, turns).clone())
+    together = torch.stack(found, dim=1).flatten(0, 1)  # branch after branch, as alone
+    assert relative_rms(together, torch.stack(alone)) < 0.01
+    for branch, wanted in enumerate(chosen_alone):
+        found_sets = graph.buffers.chosen[:, branch].flatten(0, 1).tolist()
+        for rows, wanted_rows in zip(found_sets, wanted.flatten(0, 1).tolist(), strict=True):
+            assert len(set(rows) & set(wanted_rows)) >= 0.95 * len(set(wanted_rows))
+
+
+def test_branches_need_room(decoder: Decoder) -> None:
+    with pytest.raises(AssertionError, match="no room for branches"):
+        Branches(4, 100, 30).rows(219)
+    assert Branches(4, 100, 30).rows(220) == 130
+    assert Branches().rows(220) == 220
+
+
+@torch.inference_mode()
+def test_a_full_branch_is_not_written_past(decoder: Decoder) -> None:
+    policy = Dense()
+    cache = _asked(decoder, policy, NUM_SHARED + 2 * 10, torch.tensor([1, 2]))
+    plan = policy.kernel_plan()
+    assert plan is not None
+    graph = StepGraph(decoder.network, cache, plan, None, Branches(2, NUM_SHARED, 10))
+    turn = Turn(NUM_SHARED, NUM_SHARED + 2)
+    with pytest.raises(AssertionError, match="no room for the token"):
+        graph.step_branches(torch.tensor([1, 1]), (NUM_SHARED + 2, NUM_SHARED + 10), (turn, turn))
