@@ -26,6 +26,7 @@ from longread.prompt import ChatFormat
 from longread.tokenizer import Tokenizer
 
 _WRITE_INTERVAL_S = 5.0
+_WORK_PER_WRITE = 50  # times as long as the last write took, where that is more
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,9 @@ class Grid:
             return
         runner = Runner(self._decoder, self._tokenizer, request.variants, length)
         run = self._run_record(request.command)
-        written = time.monotonic()
         num_seen = 0
         asked = time.perf_counter()
+        write_at = asked + _WRITE_INTERVAL_S
         for work, prompt in self._prompts_ahead(works, length, request.seed):
             times["waiting_s"] += time.perf_counter() - asked
             num_seen += 1
@@ -127,10 +128,11 @@ class Grid:
                     self._folder.add(key, _result(prompt.sample, answers), run)
                 outcome.num_done += 1
             self._progress(Progress(f"evaluating at {length:,}", num_seen, len(works), "samples"))
-            if time.monotonic() - written > _WRITE_INTERVAL_S:
-                self._folder.write()
-                written = time.monotonic()
             asked = time.perf_counter()
+            if asked > write_at:
+                self._folder.write()
+                began, asked = asked, time.perf_counter()
+                write_at = asked + max(_WRITE_INTERVAL_S, _WORK_PER_WRITE * (asked - began))
             if request.limit_s is not None and asked - started > request.limit_s:
                 break
         self._folder.write()
