@@ -47,7 +47,7 @@ def append_token_ref(
     voted: bool,
 ) -> None:
     """Norm and rotate one token's heads, write its K, V and index row, and code its queries."""
-    row = int(kept.state[0])
+    row = int(kept.state.view(3)[0])
     q = rope_append_ref(heads[None], cos[row : row + 1], sin[row : row + 1], norms, eps, k, v, row)[
         0
     ]
@@ -75,7 +75,7 @@ def vote_norms_ref(q: Tensor, k: Tensor, kept: Kept) -> Tensor:
 
     q: [H_q, D]; k: [H_kv, capacity, D]; returns [H_q], 0 where there are no such rows.
     """
-    row = int(kept.state[0])
+    row = int(kept.state.view(3)[0])
     sinks = range(min(kept.sink_size, row + 1, NORM_ROWS))
     always = kept_rows_ref(kept).tolist()
     tail = row + 1 - next(n for n in range(len(always) + 1) if row - n not in always)
@@ -108,10 +108,9 @@ def choose_rows_ref(
     chosen: Tensor,
     *,
     summed: bool,
-    next_weights: Tensor | None = None,
 ) -> None:
     """Write the rows with the best votes that are not kept anyway, share by share."""
-    num_rows, budget, num_shares = int(kept.state[0]) + 1, chosen.shape[1], votes.shape[1]
+    num_rows, budget, num_shares = int(kept.state.view(3)[0]) + 1, chosen.shape[1], votes.shape[1]
     ranking = votes_ref(query, index, num_rows, summed=summed)
     ranking[:, kept_rows_ref(kept)] = -torch.inf
     owner = torch.arange(num_rows, device=ranking.device) // STRIPE % num_shares
@@ -127,7 +126,7 @@ def choose_rows_ref(
 
 def kept_rows_ref(kept: Kept) -> Tensor:
     """The rows that every step reads, in the order in which attention lists them."""
-    last, question, question_end = kept.state.tolist()
+    last, question, question_end = kept.state.view(3).tolist()
     num_rows = last + 1
     window = max(num_rows - kept.window_size, 0)
     ranges = (
@@ -184,7 +183,7 @@ def add_mass_ref(
 
 def _attended_rows(kept: Kept, chosen: Tensor | None, num_kv_heads: int) -> list[Tensor]:
     if chosen is None:
-        rows = torch.arange(int(kept.state[0]) + 1, device=kept.state.device)
+        rows = torch.arange(int(kept.state.view(3)[0]) + 1, device=kept.state.device)
         return [rows] * num_kv_heads
     always = kept_rows_ref(kept)
     return [

@@ -23,6 +23,7 @@ from longread.commands import (
     evaluate,
     measure,
     measure_decode,
+    measure_kernels,
     measure_load,
     models,
     options,
@@ -51,6 +52,7 @@ app.add_typer(config.app, name="config")
 app.command()(doctor)
 app.command("eval")(evaluate.evaluate)
 measure.bench.command("decode")(measure_decode.bench_decode)
+measure.bench.command("kernels")(measure_kernels.bench_kernels)
 measure.bench.command("load")(measure_load.bench_load)
 app.add_typer(measure.bench, name="bench")
 

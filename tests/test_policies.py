@@ -86,6 +86,17 @@ def test_a_budget_of_all_rows_gives_dense_logits(decoder: Decoder, ids: Tensor, 
         torch.testing.assert_close(_ask(decoder, ids, _make(name, budget)), dense)
 
 
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_that_is_prepared_again_begins_anew(
+    decoder: Decoder, ids: Tensor, name: str
+) -> None:
+    """Nothing of one document may choose rows of the next, be it on another device."""
+    policy, other_ids = _make(name, 30), ids.flip(0)
+    _ask(decoder, ids, policy)
+    found = _ask(decoder, other_ids, policy)
+    torch.testing.assert_close(found, _ask(decoder, other_ids, _make(name, 30)))
+
+
 @pytest.mark.parametrize("index", INDEX_NAMES)
 @pytest.mark.parametrize("vote", VOTES)
 def test_all_rows_but_one_are_gathered_and_come_close_to_dense(

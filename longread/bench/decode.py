@@ -25,7 +25,7 @@ from longread.policies import Dense, Policy, TokenSelect, Turn
 from longread.policies.kept import kept_ranges, row_tensor
 from longread.step_buffers import Branches, can_choose
 
-_QUESTION_LEN = 32
+QUESTION_LEN = 32
 SPARE_ROWS = 64
 _TOLERANCE = 0.02
 
@@ -77,9 +77,9 @@ def run(
         (WARM_UPS + repeats) * policy.reselect if isinstance(policy, TokenSelect) else repeats
         for policy in policies.values()
     )
-    branch_rows = _QUESTION_LEN + longest + SPARE_ROWS
+    branch_rows = QUESTION_LEN + longest + SPARE_ROWS
     cache = random_cache(decoder, num_rows, batch * branch_rows)
-    branches = Branches(batch, num_rows - _QUESTION_LEN, branch_rows)
+    branches = Branches(batch, num_rows - QUESTION_LEN, branch_rows)
     figures = []
     for name, template in policies.items():
         policy = dataclasses.replace(template)
@@ -87,7 +87,7 @@ def run(
         cache.length = cache.capacity  # the branches' rows are indexed too
         policy.prepare(cache)
         cache.length = num_rows
-        policy.start_turn(Turn(num_rows - _QUESTION_LEN, num_rows))
+        policy.start_turn(Turn(num_rows - QUESTION_LEN, num_rows))
         plan = policy.kernel_plan()
         if plan is None or not can_choose(plan, branches.rows(cache.capacity)):
             raise UsageError(f"{name} has no kernels to time: another vote, or a larger budget")
@@ -114,9 +114,9 @@ def random_cache(decoder: Decoder, num_rows: int, num_spare: int) -> KVCache:
     The keys' variance falls off over their directions, as it does in trained models: a key index
     has something to find.
     """
-    if not _QUESTION_LEN < num_rows <= decoder.config.window - num_spare:
+    if not QUESTION_LEN < num_rows <= decoder.config.window - num_spare:
         raise UsageError(
-            f"{num_rows:,} rows cannot be timed with {decoder.config.name}: over {_QUESTION_LEN}, "
+            f"{num_rows:,} rows cannot be timed with {decoder.config.name}: over {QUESTION_LEN}, "
             f"and with {num_spare:,} more in its window of {decoder.config.window:,}"
         )
     cache = decoder.new_cache(num_rows + num_spare)

@@ -160,3 +160,14 @@ def model_or_shape(run: Run) -> str:
     finally:
         run.screen.stop_progress()
     return str(path)
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """The whole numbers of an option such as 8192,131072. Raises UsageError."""
+    import re
+
+    from longread.errors import UsageError
+
+    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text):
+        raise UsageError(f"{option} takes whole numbers, such as 8192,131072, not {text!r}")
+    return [int(number) for number in text.split(",")]

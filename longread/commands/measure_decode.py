@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from longread.commands import options
-from longread.commands.measure import Repeats, model_or_shape
+from longread.commands.measure import Repeats, model_or_shape, numbers
+
+if TYPE_CHECKING:
+    from longread.commands.run import Run
+    from longread.model import Decoder
 
 
 def bench_decode(
@@ -39,32 +43,16 @@ def bench_decode(
     """Time a decode step on a GPU: dense and selected, random rows, a model or a shape by name."""
     import dataclasses
     import json
-    import re
 
-    from longread_kernels.dispatch import triton_missing
-
-    from longread.bench.shapes import load_model
+    from longread.bench import decode
+    from longread.bench import peers as contenders
     from longread.commands.run import Run, table_lines
-    from longread.device import choose_device, choose_dtype
-    from longread.errors import ModelError, UsageError
-    from longread.model import Decoder
     from longread.plain_text import size_text
 
     run = Run.start(ctx)
     settings = run.settings
-    torch_device, torch_dtype = choose_device(settings.device), choose_dtype(settings.dtype)
-    if torch_device.type != "cuda" or torch_dtype.itemsize != 2:
-        raise ModelError("bench decode times the kernels, which need a GPU and bfloat16")
-    if reason := triton_missing(torch_device.index or 0):
-        raise ModelError(f"the kernels cannot run: {reason}")
-    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", contexts):
-        raise UsageError(f"--contexts takes numbers of rows, such as 8192,131072, not {contexts!r}")
-    lengths = [int(length) for length in contexts.split(",")]
-    from longread.bench import decode
-    from longread.bench import peers as contenders
-
-    config, tensors = load_model(model_or_shape(run), torch_device, torch_dtype)
-    decoder = Decoder(config, tensors, torch_device, torch_dtype)
+    lengths = numbers("--contexts", contexts)
+    decoder = decoder_on_gpu(run)
     figures = []
     with decoder.on_device():
         for num_rows in lengths:
@@ -101,3 +89,22 @@ def bench_decode(
         "figures": [dataclasses.asdict(figure) for figure in figures],
     }
     run.screen.print(json.dumps(record))
+
+
+def decoder_on_gpu(run: Run) -> Decoder:
+    """The model or shape of the settings, on a GPU that can run the kernels. Raises ModelError."""
+    from longread_kernels.dispatch import triton_missing
+
+    from longread.bench.shapes import load_model
+    from longread.device import choose_device, choose_dtype
+    from longread.errors import ModelError
+    from longread.model import Decoder
+
+    settings = run.settings
+    device, dtype = choose_device(settings.device), choose_dtype(settings.dtype)
+    if device.type != "cuda" or dtype.itemsize != 2:
+        raise ModelError("this times the kernels, which need a GPU and bfloat16")
+    if reason := triton_missing(device.index or 0):
+        raise ModelError(f"the kernels cannot run: {reason}")
+    config, tensors = load_model(model_or_shape(run), device, dtype)
+    return Decoder(config, tensors, device, dtype)

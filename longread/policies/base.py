@@ -80,7 +80,7 @@ class Policy:
     turn: Turn = field(default=Turn(), init=False, repr=False)
 
     def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
-        """Called once when the documents are in the cache.
+        """Called when the documents are in the cache; a policy that is prepared again begins anew.
 
         rereader: for policies that need more than the cache holds; others do without.
         """

@@ -37,6 +37,8 @@ class PromptEvicting(Policy):
 
     def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
         self._cache = cache
+        self._num_judged = 0
+        self._left.clear()
 
     def start_turn(self, turn: Turn) -> None:
         for layer_idx in range(self._cache.num_layers if self._cache and self._num_judged else 0):

@@ -44,6 +44,8 @@ class H2O(Policy):
 
     def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
         self._cache = cache
+        self._num_read = 0
+        self._evicted.clear()
         if self.budget is None:
             return
         mass = document_mass(cache, rereader)

@@ -45,6 +45,7 @@ class Razor(PromptEvicting):
 
     def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
         super().prepare(cache)
+        self._stand_ins.clear()
         if self.budget is None:
             return
         echo, induction = self._scores(cache, rereader)

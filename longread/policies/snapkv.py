@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from longread_kernels import dispatch as ops
 from torch import Tensor
 
+from longread.cache import KVCache
+from longread.policies.base import Rereader
 from longread.policies.evicting import PromptEvicting
 from longread.policies.mass import column_mass
 
@@ -30,6 +32,10 @@ class SnapKV(PromptEvicting):
     pooling: str = "max"
     kernel_size: int = 7
     _q: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)  # [<=W, H_q, D]
+
+    def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
+        super().prepare(cache)
+        self._q.clear()
 
     def observe(self, layer_idx: int, q: Tensor, start: int) -> None:
         super().observe(layer_idx, q, start)

@@ -36,6 +36,7 @@ class Streaming(Policy):
 
     def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
         self._device = cache.k.device
+        self._first_left = self._num_read = 0
 
     def start_turn(self, turn: Turn) -> None:
         super().start_turn(turn)
