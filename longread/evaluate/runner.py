@@ -102,15 +102,10 @@ class Runner:
         self.times = Times()
         self._decoder = decoder
         self._tokenizer = tokenizer
-        self._num_tokens = num_tokens
         self._by_products = _Memory()
         self._cache = decoder.new_cache(min(decoder.config.window, num_tokens + _SPARE_ROWS))
-        # These are kept from sample to sample, with their indexes, so that their plans stay equal.
-        self._policies = {
-            variant: variant.make(num_tokens)
-            for variant in variants
-            if not variant.needs_own_reading
-        }
+        # Kept from sample to sample, with their indexes, so that their plans stay equal.
+        self._policies = {variant: variant.make(num_tokens) for variant in variants}
         decoder.max_graphs = len(self._policies) + 1
 
     def answers(self, prompt: Prompt, variants: Sequence[Variant]) -> dict[Variant, list[Said]]:
@@ -142,12 +137,11 @@ class Runner:
     def _alone(self, prompt: Prompt, variant: Variant) -> list[Said]:
         """One variant's answers, each question read by itself or after the answers before it."""
         said: list[Said] = []
-        policy: Policy | None = None
+        policy = self._policies[variant]
         pending: list[int] = []
         for question, ids in zip(prompt.sample.questions, prompt.questions, strict=True):
-            if policy is None or not prompt.sample.in_conversation:
+            if not said or not prompt.sample.in_conversation:
                 self._cache.truncate(len(prompt.document))
-                policy = self._policies.get(variant) or variant.make(self._num_tokens)
                 self._prepare(policy, prompt)
             start = self._cache.length
             logits = self._ask(policy, pending, ids)
