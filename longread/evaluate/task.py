@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Protocol
 
@@ -112,9 +113,68 @@ def _choice(answer: str, references: tuple[str, ...]) -> float:
     return float(letters in {"".join(sorted(reference)) for reference in references})
 
 
+def _words(text: str) -> str:
+    """Lower-case words with a space around each; "1,000" is "1000" and "doesn't" "does not"."""
+    text = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text.lower())
+    text = re.sub(r"n['\u2019]t\b", " not", text)
+    words = " ".join(re.findall(r"[^\W_]+", text))
+    return f" {words} "
+
+
+def _whole_words(answer: str, references: tuple[str, ...]) -> float:
+    """Whether one of the references stands in the answer in whole words: no "8" in "18"."""
+    return float(any(_words(text) in _words(answer) for text in references))
+
+
+def _start(answer: str, references: tuple[str, ...]) -> float:
+    """Whether the answer begins with the words of one of the references."""
+    return float(any(_words(answer).startswith(_words(text)) for text in references))
+
+
+REFUSALS = (
+    *("not stated", "not state", "not said", "not say", "not mentioned", "not mention"),
+    *("not specified", "not specify", "not provided", "not provide", "not given", "not give"),
+    *("not named", "not name", "not set", "not fixed", "not fix", "not contain", "not include"),
+    *("not indicated", "not indicate", "not known", "not be determined", "cannot be determined"),
+    *("not answer", "no answer", "no information", "no mention", "unknown", "unanswerable"),
+)
+
+
+def _refusal(answer: str, references: tuple[str, ...]) -> float:
+    """Whether the answer says that the document does not tell: one of REFUSALS stands in it."""
+    return _whole_words(answer, REFUSALS)
+
+
+def right_lines(answer: str, references: tuple[str, ...]) -> list[bool]:
+    """Which of the references stand as lines in the answer, in their order, as a diff finds them.
+
+    Numbers at the lines' beginning do not count: after a line left out the others are still right.
+    """
+
+    def unnumbered(lines: Iterable[str]) -> list[str]:
+        return [re.sub(r"^\d+\.", "", " ".join(line.split())).strip() for line in lines]
+
+    matcher = SequenceMatcher(
+        None, unnumbered(answer.splitlines()), unnumbered(references), autojunk=False
+    )
+    found = {
+        block.b + place for block in matcher.get_matching_blocks() for place in range(block.size)
+    }
+    return [place in found for place in range(len(references))]
+
+
+def _lines(answer: str, references: tuple[str, ...]) -> float:
+    """The share of references that stand as lines in the answer, in their order."""
+    return sum(right_lines(answer, references)) / len(references)
+
+
 SCORINGS: dict[str, Callable[[str, tuple[str, ...]], float]] = {
     "all": _all,
     "any": _any,
     "f1": _f1,
     "choice": _choice,
+    "words": _whole_words,
+    "start": _start,
+    "refusal": _refusal,
+    "lines": _lines,
 }
