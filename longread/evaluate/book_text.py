@@ -32,11 +32,10 @@ def units(text: str) -> list[str]:
     Tokenizers join a space to the word after it, so the tokens of units add up to their text's.
     """
     found = []
-    for paragraph in text.split("\n\n"):
-        first, *others = sentences(paragraph)
-        found += [f"\n\n{first}", *(f" {other}" for other in others)]
-    if found:
-        found[0] = found[0].lstrip()
+    for number, paragraph in enumerate(text.split("\n\n")):
+        for place, sentence in enumerate(sentences(paragraph)):
+            before = " " if place else "\n\n" if number else ""
+            found.append(before + sentence)
     return found
 
 
