@@ -33,6 +33,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         for family in ("leval", "loogle", "longbench")
     },
 }
+ALL = "all"  # but LongBench's, whose files a user brings
 
 
 def family_of(task: str) -> str:
@@ -44,8 +45,11 @@ def task_names(names: Iterable[str]) -> list[str]:
     """The tasks that are named, by themselves or by their group, each once. Raises UsageError."""
     found: dict[str, None] = {}
     for name in names:
+        if name == ALL:
+            found |= dict.fromkeys(task for task in TASKS if task not in GROUPS["longbench"])
+            continue
         if name not in TASKS and name not in GROUPS:
-            known = [*GROUPS, *TASKS]
+            known = [ALL, *GROUPS, *TASKS]
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
             raise UsageError(f"there is no task {name!r}; {hint}")
