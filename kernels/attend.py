@@ -88,8 +88,8 @@ def attend_kernel(
     num_places = count_places(sink_end, middle, middle_end, tail, num_rows, budget, DENSE)
     if JOINT:
         for other in tl.static_range(BRANCHES):
-            end = tl.load(state_ptr + other * 3) + 1 + other * branch_rows
-            num_places = tl.maximum(num_places, end)
+            branch_end = tl.load(state_ptr + other * 3) + 1 + other * branch_rows
+            num_places = tl.maximum(num_places, branch_end)
     q = tl.load(
         q_ptr + heads[:, None] * head_dim + columns[None, :],
         mask=in_group[:, None] & column_inside[None, :],
@@ -111,8 +111,8 @@ def attend_kernel(
         owner = place * 0
         if JOINT:
             owner = tl.maximum(place - num_shared, 0) // branch_rows
-            end = tl.load(state_ptr + owner * 3, mask=inside, other=0) + 1
-            inside &= place - owner * branch_rows < end
+            num_owned = tl.load(state_ptr + owner * 3, mask=inside, other=0) + 1
+            inside &= place - owner * branch_rows < num_owned
         if not DENSE:
             row = row_at(place, chosen_ptr, sink_end, middle, middle_end, tail, num_rows, inside)
             inside &= row >= 0

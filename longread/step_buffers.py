@@ -14,8 +14,7 @@ from longread.cache import KVCache
 from longread.network import Network
 from longread.policies import KernelPlan
 
-_SHARE_ROWS = 4096  # rows of a KV head that one program chooses from; 2048 were slower
-_MOST_SHARE_ROWS = 16384
+_SHARE_ROWS = 4096  # rows of a KV head that one program chooses from; 2048 and 8192 were slower
 _SHARE_BUDGET = 32  # rows that a share should choose: two of its stripes
 _LEAST_SHARE_BUDGET = 8
 _PROGRAMS = 264  # two for each of an H100's or H200's 132 multiprocessors
@@ -52,8 +51,8 @@ def can_choose(plan: KernelPlan, capacity: int) -> bool:
 def _share_rows(capacity: int, budget: int) -> int:
     """A share should take a whole passage; a short cache should still give many programs."""
     by_budget = _SHARE_BUDGET * capacity // max(budget, 1)
-    wanted = max(by_budget, min(_SHARE_ROWS, capacity // 8), 256)
-    return min(_MOST_SHARE_ROWS, 1 << (wanted - 1).bit_length())
+    wanted = min(_SHARE_ROWS, max(by_budget, capacity // 8, 256))
+    return 1 << (wanted - 1).bit_length()
 
 
 class StepBuffers:
