@@ -1,15 +1,14 @@
-"""Products of a few tokens with a weight matrix, with what stands around them fused in, and the
-SwiGLU between the products of many tokens.
+"""Matrix-vector products of one token, with what stands around them fused in, and the SwiGLU
+between the products of many tokens.
 """
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from longread_kernels.launch import launch_options, wait_for_inputs
 from torch import Tensor
-
-MOST_TOKENS = 8  # of a product here
 
 
 @triton.jit
@@ -107,72 +106,6 @@ def matvec_kernel(
     tl.store(out_ptr + rows, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def product_kernel(
-    x_ptr,
-    weight_ptr,
-    norm_ptr,
-    bias_ptr,
-    residual_ptr,
-    out_ptr,
-    batch,
-    num_rows,
-    eps,
-    NUM_COLUMNS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    GATED: tl.constexpr,
-    BATCH: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    tokens, columns = tl.arange(0, BATCH), tl.arange(0, BLOCK_K)
-    row_inside, token_inside = rows < num_rows, tokens < batch
-    weights = weight_ptr + rows[:, None].to(tl.int64) * NUM_COLUMNS + columns[None, :]
-    up_weights = weights + num_rows.to(tl.int64) * NUM_COLUMNS
-    total = tl.zeros([BATCH, BLOCK_N, BLOCK_K], tl.float32)
-    up_total = tl.zeros([BATCH, BLOCK_N, BLOCK_K], tl.float32)
-    square = tl.zeros([BATCH, BLOCK_K], tl.float32)
-    wait_for_inputs(EARLY)
-    for start in tl.static_range(0, NUM_COLUMNS, BLOCK_K):
-        column_inside = start + columns < NUM_COLUMNS
-        x = tl.load(
-            x_ptr + tokens[:, None] * NUM_COLUMNS + start + columns[None, :],
-            mask=token_inside[:, None] & column_inside[None, :],
-            other=0.0,
-        ).to(tl.float32)
-        if HAS_NORM:
-            square += x * x
-            norm = tl.load(norm_ptr + start + columns, mask=column_inside, other=0.0)
-            x *= norm.to(tl.float32)[None, :]
-        inside = row_inside[:, None] & column_inside[None, :]
-        weight = tl.load(weights + start, mask=inside, other=0.0).to(tl.float32)
-        total += weight[None, :, :] * x[:, None, :]
-        if GATED:
-            weight = tl.load(up_weights + start, mask=inside, other=0.0).to(tl.float32)
-            up_total += weight[None, :, :] * x[:, None, :]
-    out = tl.sum(total, 2)
-    if HAS_NORM:
-        scale = tl.rsqrt(tl.sum(square, 1) / NUM_COLUMNS + eps)[:, None]
-        out *= scale
-    if HAS_BIAS:
-        out += tl.load(bias_ptr + rows, mask=row_inside, other=0.0).to(tl.float32)[None, :]
-    if GATED:
-        up = tl.sum(up_total, 2)
-        if HAS_NORM:
-            up *= scale
-        out = out / (1.0 + tl.exp(-out)) * up
-    cells = tokens[:, None] * num_rows + rows[None, :]
-    inside = token_inside[:, None] & row_inside[None, :]
-    if HAS_RESIDUAL:
-        out = out.to(residual_ptr.dtype.element_ty).to(tl.float32)
-        out += tl.load(residual_ptr + cells, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + cells, out.to(out_ptr.dtype.element_ty), mask=inside)
-
-
 def matvec(
     x: Tensor,
     weight: Tensor,
@@ -188,33 +121,32 @@ def matvec(
 
     x: [B, K]; weight: [N, K] contiguous, [2 N, K] where gated (gate rows, then up rows); norm:
     weight [K] of a root-mean-square norm of x; bias: [N]; residual: [B, N]; out: [B, N], may be the
-    residual. B is at most MOST_TOKENS.
+    residual. For a single row the kernel here is used, for more the library's product.
     """
-    batch, num_columns = x.shape
+    num_columns = weight.shape[1]
     num_rows = weight.shape[0] // 2 if gated else weight.shape[0]
     assert weight.is_contiguous() and x.is_contiguous() and out.is_contiguous()
-    assert weight.shape[1] == num_columns and out.shape == (batch, num_rows), "shapes do not fit"
+    assert x.shape[1] == num_columns and out.shape == (x.shape[0], num_rows), "shapes do not fit"
     assert not (gated and bias is not None), "a gated product has no bias"
-    assert batch <= MOST_TOKENS, "a product of many tokens is the library's"
+    if x.shape[0] > 1:
+        normed = F.rms_norm(x, (num_columns,), norm, eps) if norm is not None else x
+        product = F.linear(normed, weight, bias)
+        product = swiglu(product) if gated else product
+        out.copy_(product if residual is None else product + residual)
+        return
     # Measured on an H200: many narrow programs for tall matrices, wide ones for the others.
     tall = gated or num_rows > 1 << 16
     block_n, block_k, num_warps = (2, 512, 2) if tall else (2, 2048, 4)
-    kernel = matvec_kernel
-    tokens = triton.next_power_of_2(batch)
-    if batch > 1:
-        kernel, block_k = product_kernel, min(block_k, 1024) // max(1, tokens // 4)
     if not x.is_cuda:
-        block_n = 64 // tokens  # Triton's interpreter takes one program after another
+        block_n = 64  # Triton's interpreter takes one program after another
     block_k = min(block_k, triton.next_power_of_2(num_columns))
-    sizes = {"BATCH": tokens} if batch > 1 else {}
-    kernel[(triton.cdiv(num_rows, block_n),)](
+    matvec_kernel[(triton.cdiv(num_rows, block_n),)](
         x,
         weight,
         norm if norm is not None else x,
         bias if bias is not None else x,
         residual if residual is not None else x,
         out,
-        *((batch,) if batch > 1 else ()),
         num_rows,
         eps,
         NUM_COLUMNS=num_columns,
@@ -224,7 +156,6 @@ def matvec(
         GATED=gated,
         BLOCK_N=block_n,
         BLOCK_K=block_k,
-        **sizes,
         num_warps=num_warps,
         **launch_options(x),
     )
