@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from longread.config import Settings
 from longread.errors import StoreError
 from longread.evaluate.cells import Cell, CellFolder, CellKey, Result, budget_order, read_cells
+from longread.evaluate.variants import parse_variants
 
+RESULTS = Path(__file__).parent.parent / "docs/results"
 KEY = CellKey(
     model="a/model b",
     model_identity="1f",
@@ -119,3 +122,17 @@ def test_budgets_have_an_order() -> None:
 def test_a_cell_without_steps_reads_all() -> None:
     cell = Cell(KEY, [], {0: replace(result(0, 1.0), rows_read=0.0, rows_cached=0)})
     assert (cell.fraction_read, cell.mean) == (1.0, 1.0)
+
+
+def test_a_run_goes_on_from_the_results_of_the_docs() -> None:
+    """A cell that a run would not find again, by its file or its fields, would be made anew."""
+    stored, folder = read_cells([RESULTS]), CellFolder(RESULTS)
+    for cell in stored:
+        assert folder.cell(cell.key).results == cell.results, cell.key
+        (variant,) = parse_variants(cell.key.variant, cell.key.budget, Settings())
+        key = cell.key
+        assert (variant.label, variant.budget) == (key.variant, key.budget)
+        assert (variant.policy, variant.fields) == (key.policy, key.fields)
+        (run,) = cell.runs
+        assert run["command"].startswith("longread eval ") and "/" not in run["command"]
+    assert len({cell.key for cell in stored}) == len(stored) > 100
