@@ -49,8 +49,10 @@ def disk_errors(action: str, path: Path) -> AbstractContextManager[None]:
     )
 
 
-def write_atomic(path: Path, chunks: Iterable[bytes | memoryview]) -> FileStamp:
-    """Write `chunks` to `path` (mode 0600) so that a crash leaves the old file or the new one.
+def write_atomic(
+    path: Path, chunks: Iterable[bytes | memoryview], *, mode: int = 0o600
+) -> FileStamp:
+    """Write `chunks` to `path` so that a crash leaves the old file or the new one.
 
     The caller holds the lock of the directory's owner: the temporary name is fixed, so that the
     next writer overwrites what a killed one left. Raises StoreError.
@@ -60,7 +62,7 @@ def write_atomic(path: Path, chunks: Iterable[bytes | memoryview]) -> FileStamp:
     num_bytes = 0
     with disk_errors("write", path):
         try:
-            fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
             try:
                 for chunk in chunks:
                     digest.update(chunk)

@@ -1,6 +1,6 @@
 """Saved sessions: the turns of a conversation about documents, one JSON file each.
 
-Owns the file format, names and exports. It does not own the KV cache: turns are text, and a session
+Owns the file format and the names. It does not own the KV cache: turns are text, and a session
 that is resumed reads them again.
 """
 
@@ -14,10 +14,11 @@ import stat
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from longread.config import Settings
 from longread.errors import StoreError, UsageError
 from longread.events import (
     Answer,
@@ -28,12 +29,24 @@ from longread.events import (
     Timings,
     Usage,
 )
-from longread.plain_text import json_text, place_text
 
 FORMAT_VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _SUFFIX = ".json"
 _TEMP_PREFIX = ".saving-"
+_ANSWER_SETTINGS = (
+    "dtype",
+    "kv_dtype",
+    "min_votes",
+    "index_dim",
+    "sink_size",
+    "window_size",
+    "reselect",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +55,7 @@ class Turn:
 
     question: str
     answer: Answer
+    settings: dict[str, Any] = field(default_factory=dict)  # `answer_settings` of then
 
 
 @dataclass(frozen=True)
@@ -55,6 +69,11 @@ class SavedSession:
     sha256s: tuple[str, ...]  # of the files' bytes, in the order of `sources`
     pages: str | None  # the text of --pages
     turns: tuple[Turn, ...]
+
+
+def answer_settings(settings: Settings) -> dict[str, Any]:
+    """Return the settings that decide an answer and that the answer itself does not tell."""
+    return {name: getattr(settings, name) for name in _ANSWER_SETTINGS}
 
 
 def check_name(name: str) -> str:
@@ -146,30 +165,6 @@ def session_record(session: SavedSession) -> dict[str, Any]:
     return {"version": FORMAT_VERSION, **dataclasses.asdict(session)}
 
 
-def export_json(session: SavedSession) -> str:
-    """Return the session as one JSON document; unsafe characters are escaped."""
-    return json_text(session_record(session), indent=2) + "\n"
-
-
-def export_markdown(session: SavedSession) -> str:
-    """Return the conversation as Markdown: questions as headings, sources under each answer."""
-    lines = [f"# {session.name}", "", f"Model: {session.model}", "", "Documents:", ""]
-    lines += [f"- {Path(source).name} ({source})" for source in session.sources]
-    for turn in session.turns:
-        answer = turn.answer
-        question = " ".join(turn.question.split())
-        lines += ["", f"## {question}", "", answer.text.strip()]
-        if answer.finish_reason == "interrupted":
-            lines += ["", "*(interrupted)*"]
-        if answer.citations:
-            lines += ["", "Sources:", ""]
-        for number, citation in enumerate(answer.citations, 1):
-            place = place_text(citation.page, citation.page_label)
-            quote = " ".join(citation.quote.split())
-            lines.append(f"{number}. {citation.document}, {place}: “{quote}”")
-    return "\n".join(lines) + "\n"
-
-
 def _make_private(sessions_dir: Path) -> None:
     """Make the folder, and close one that was there where it holds nothing but ours.
 
@@ -219,11 +214,17 @@ def _session_from(record: dict[str, Any]) -> SavedSession:
         sources=_strings(record["sources"]),
         sha256s=_strings(record["sha256s"]),
         pages=None if pages is None else str(pages),
-        turns=tuple(Turn(str(t["question"]), _answer_from(t["answer"])) for t in record["turns"]),
+        turns=tuple(_turn_from(turn) for turn in record["turns"]),
     )
     if len(session.sources) != len(session.sha256s):
         raise ValueError("sources and sha256s differ in number")
     return session
+
+
+def _turn_from(record: dict[str, Any]) -> Turn:
+    # Sessions of before 0.1 was out lack the settings.
+    settings = dict(record.get("settings", {}))
+    return Turn(str(record["question"]), _answer_from(record["answer"]), settings)
 
 
 def _strings(values: Sequence[object]) -> tuple[str, ...]:

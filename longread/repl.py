@@ -7,18 +7,16 @@ what is asked and saved.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from longread import history, values
 from longread.config import POLICY_NAMES, Settings, parse_budget
 from longread.conversation import Conversation
 from longread.errors import LongreadError, UsageError
 from longread.events import Answer
 from longread.plain_text import one_line
 from longread.render import Screen, source_lines
+from longread.transcript import write_export
 
 ReadLine = Callable[[], str | None]
 """Returns the next input, without its line end; None at the end; KeyboardInterrupt on Ctrl-C."""
@@ -189,31 +187,3 @@ class Repl:
     def _export(self, file: str) -> None:
         path = write_export(self._conversation.export(), file)
         self._screen.tell(f"written to {one_line(str(path))}")
-
-
-def write_export(saved: history.SavedSession, file: str) -> Path:
-    """Write a conversation to a file, in the format its ending names; return the file's path.
-
-    Raises UsageError where it cannot be written, or is one of the conversation's documents.
-    """
-    try:
-        path = values.path(file)
-    except ValueError as error:
-        raise UsageError(f"cannot write {file!r}: {error}") from None
-    if any(_same_file(path, source) for source in saved.sources):
-        raise UsageError(f"{path} is a document of the conversation; name another file")
-    as_json = path.suffix.lower() == ".json"
-    text = history.export_json(saved) if as_json else history.export_markdown(saved)
-    try:
-        path.write_text(text, encoding="utf-8", errors="replace")
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UsageError(f"cannot write {path}: {reason}; name another file") from None
-    return path
-
-
-def _same_file(path: Path, source: str) -> bool:
-    try:
-        return os.path.samefile(path, source)
-    except (OSError, ValueError):
-        return False

@@ -25,6 +25,7 @@ from longread.events import (
 )
 from longread.evidence import Evidence
 from longread.history import Turn as PastTurn
+from longread.history import answer_settings
 from longread.ingest import (
     base_key,
     document_info,
@@ -123,7 +124,7 @@ class Session:
         except BaseException:  # a fault, or nobody listens any more: as if never asked
             self._forget_to(*self._marks.pop())
             raise
-        self.turns.append(PastTurn(question, answer))
+        self.turns.append(PastTurn(question, answer, answer_settings(self._settings)))
         yield answer
 
     def _answer(self, trace: Trace, reply: Reply, start: int, started: float) -> Answer:

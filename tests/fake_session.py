@@ -26,7 +26,7 @@ from longread.events import (
     Timings,
     Usage,
 )
-from longread.history import Turn
+from longread.history import Turn, answer_settings
 
 CACHE = CacheUse(hit=False, tokens_reused=0, tokens_prefilled=100, store_bytes=2_000_000, key="abc")
 CITATION = Citation("book.txt", 12, "xii", "a quote [p. 3] with brackets", 0.5)
@@ -107,7 +107,7 @@ class FakeSession:
         answer = make_answer("".join(said), finish_reason)
         selection = replace(answer.selection, policy=self.settings.policy)
         answer = replace(answer, selection=selection)
-        self.turns.append(Turn(question, answer))
+        self.turns.append(Turn(question, answer, answer_settings(self.settings)))
         yield answer
 
     def undo(self) -> bool:

@@ -423,6 +423,14 @@ def test_sessions_commands(cli: Cli, tmp_path: Path) -> None:
     assert cli("sessions", "export", "voss", "voss.md").code == 0
     assert "## When?" in (tmp_path / "voss.md").read_text()
     assert cli("sessions", "export", "voss", "no/such/folder").code == 2
+    assert "## When?" in cli("sessions", "export", "voss").out
+    printed = cli("sessions", "export", "voss", "--format", "json").out
+    assert json.loads(printed)["turns"][0]["settings"]["max_tokens"] == 512
+    assert cli("sessions", "export", "voss", "x.md", "--format", "json").code == 0
+    assert json.loads((tmp_path / "x.md").read_text()) == json.loads(printed)
+    assert "choose one of md, json" in last_error(
+        cli("sessions", "export", "voss", "--format", "x")
+    )
     assert cli("sessions", "rm", "voss").code == 0
     assert cli("sessions", "rm", "voss").code == 2
     assert cli("sessions", "show", "gone").code == 2

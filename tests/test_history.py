@@ -12,6 +12,7 @@ import pytest
 from fake_session import make_answer
 
 from longread import history
+from longread.config import Settings
 from longread.errors import StoreError, UsageError
 from longread.history import SavedSession, Turn
 
@@ -36,6 +37,18 @@ def test_round_trip(tmp_path: Path) -> None:
     assert history.list_names(path.parent) == ["book"]
     assert history.exists(path.parent, "book")
     assert os.listdir(path.parent) == ["book.json"]
+
+
+def test_settings_of_a_turn_come_back_and_may_lack(tmp_path: Path) -> None:
+    turn = Turn("When?", make_answer("Then."), history.answer_settings(Settings(seed=7)))
+    assert turn.settings["seed"] == 7
+    saved = dataclasses.replace(make_session(), turns=(turn,))
+    path = history.save(tmp_path, saved)
+    assert history.load(tmp_path, "book") == saved
+    record = json.loads(path.read_text())
+    del record["turns"][0]["settings"]
+    path.write_text(json.dumps(record))
+    assert history.load(tmp_path, "book").turns[0].settings == {}
 
 
 def test_private(tmp_path: Path) -> None:
@@ -123,15 +136,3 @@ def test_a_full_or_closed_disk_is_a_store_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot save"):
         history.save(tmp_path / "file", make_session())
-
-
-def test_exports() -> None:
-    saved = make_session()
-    text = history.export_markdown(saved)
-    assert "## When? Really?" in text
-    assert "1. book.txt, p. 12 (label xii): “a quote [p. 3] with brackets”" in text
-    assert "(interrupted)" in text
-    record = json.loads(history.export_json(saved))
-    assert record["version"] == 1
-    assert record["turns"][1]["answer"]["text"] == "Because."
-    assert "\x1b" not in history.export_json(saved)

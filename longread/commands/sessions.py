@@ -55,15 +55,7 @@ def list_sessions(ctx: typer.Context, as_json: options.Json = False) -> None:
 @app.command("show")
 def show_session(ctx: typer.Context, name: Name, as_json: options.Json = False) -> None:
     """Print a session's questions, answers and sources."""
-    from longread import history
-    from longread.commands.run import Run
-
-    run = Run.start(ctx)
-    saved = history.load(run.settings.sessions_dir, name)
-    if as_json:
-        run.screen.out.write(history.export_json(saved))
-    else:
-        run.screen.write(history.export_markdown(saved))
+    _print(ctx, name, "json" if as_json else "md")
 
 
 @app.command("export")
@@ -71,16 +63,29 @@ def export_session(
     ctx: typer.Context,
     name: Name,
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Markdown, or JSON where it ends in .json.")
-    ],
+        str | None,
+        typer.Argument(metavar="FILE", help="To write; without it the session is printed."),
+    ] = None,
+    format_name: Annotated[
+        str | None,
+        typer.Option(
+            "--format", metavar="FORMAT", help="md or json; without it, as FILE ends, or md."
+        ),
+    ] = None,
 ) -> None:
-    """Write a session to a file."""
+    """Write a session with its sources and settings to a file, or print it."""
     from longread import history
     from longread.commands.run import Run
-    from longread.repl import write_export
+    from longread.errors import UsageError
+    from longread.transcript import FORMATS, write_export
 
+    if format_name is not None and format_name not in FORMATS:
+        raise UsageError(f"--format {format_name!r}: choose one of {', '.join(FORMATS)}")
+    if file is None:
+        _print(ctx, name, format_name or "md")
+        return
     run = Run.start(ctx)
-    write_export(history.load(run.settings.sessions_dir, name), file)
+    write_export(history.load(run.settings.sessions_dir, name), file, format_name)
 
 
 @app.command("rm")
@@ -96,3 +101,12 @@ def remove_sessions(
     for name in names:
         history.remove(run.settings.sessions_dir, name)
         run.screen.note(f"longread: removed session {name}")
+
+
+def _print(ctx: typer.Context, name: str, format_name: str) -> None:
+    from longread import history
+    from longread.commands.run import Run
+    from longread.transcript import export
+
+    run = Run.start(ctx)
+    run.screen.write(export(history.load(run.settings.sessions_dir, name), format_name))
