@@ -22,6 +22,7 @@ from longread.errors import UsageError
 _FP8 = torch.float8_e4m3fn
 _MAX_STATISTIC_ROWS = 16384
 _NUM_SINKS = 4
+_LEAST_DIM = 32  # what a tensor core's int8 tile takes; 16 of 64 lost answers (docs/quality.md)
 
 
 class KeyIndex:
@@ -30,7 +31,8 @@ class KeyIndex:
     def __init__(self, cache: KVCache, kind: str, index_dim: int) -> None:
         """Build the index of all rows that `cache` holds.
 
-        index_dim: 1 to D, or 0 for D / 4. Raises UsageError for another kind or size.
+        index_dim: 1 to D, or 0 for a quarter of D, 32 at least. Raises UsageError for another kind
+        or size.
         """
         head_dim = cache.k.shape[-1]
         if kind not in INDEX_NAMES:
@@ -42,7 +44,7 @@ class KeyIndex:
         self._softmax_scale = head_dim**-0.5
         if kind == "exact":
             return
-        self._dim = index_dim or max(head_dim // 4, 1)
+        self._dim = index_dim or min(head_dim, max(head_dim // 4, _LEAST_DIM))
         self._largest_code = 127.0 if kind == "int8" else torch.finfo(_FP8).max
         layers, heads = cache.k.shape[:2]
         row_dtype = torch.int8 if kind == "int8" else _FP8

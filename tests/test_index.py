@@ -122,3 +122,12 @@ def test_bad_kinds_and_sizes_are_usage_errors() -> None:
 def test_documents_of_a_few_tokens_have_an_index(num_rows: int) -> None:
     cache, q = _cache_with_queries(num_rows)
     assert torch.isfinite(KeyIndex(cache, "int8", 0).scores(0, q[0], num_rows)).all()
+
+
+@pytest.mark.parametrize(("head_dim", "width"), ((16, 16), (64, 32), (128, 32), (256, 64)))
+def test_the_index_is_a_quarter_of_the_head_but_32_at_least(head_dim: int, width: int) -> None:
+    cache = KVCache(1, 1, head_dim, 20, device=torch.device("cpu"), dtype=torch.float32)
+    cache.k.normal_()
+    cache.q_moment.copy_(torch.eye(head_dim))
+    cache.length = 20
+    assert KeyIndex(cache, "int8", 0).layer(0).rows.shape == (1, 20, width)

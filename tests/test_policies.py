@@ -117,7 +117,7 @@ def test_rows_that_are_not_selected_are_never_read(
     decoder: Decoder, ids: Tensor, vote: str
 ) -> None:
     def make() -> TokenSelect:
-        return TokenSelect(budget=30, vote=vote, window_size=16)
+        return TokenSelect(budget=30, vote=vote, index_dim=4, window_size=16)
 
     trace = _trace(decoder)
     expected = _ask(decoder, ids, make(), trace=trace)
@@ -353,7 +353,7 @@ def test_the_decode_path_never_waits_for_a_tensor(
 
 
 @pytest.mark.weights
-@pytest.mark.parametrize(("index", "least"), (("exact", 0.975), ("int8", 0.968), ("fp8", 0.968)))
+@pytest.mark.parametrize(("index", "least"), (("exact", 0.980), ("int8", 0.979), ("fp8", 0.979)))
 def test_20_percent_keeps_the_attention_of_smollm2(
     smollm2_dir: Path, index: str, least: float
 ) -> None:

@@ -67,7 +67,7 @@ Index = Annotated[
 ]
 IndexDim = Annotated[
     str | None,
-    typer.Option("--index-dim", metavar="N", help="Width of the index; 0 is a quarter of a head."),
+    typer.Option("--index-dim", metavar="N", help="Width; 0: a quarter of a head, 32 at least."),
 ]
 SinkSize = Annotated[
     str | None, typer.Option("--sink-size", metavar="N", help="First rows that are always read.")

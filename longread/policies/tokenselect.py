@@ -25,7 +25,7 @@ KERNEL_VOTES = ("group", "group-max")
 
 @dataclass
 class TokenSelect(Policy):
-    """budget (None: all), sink_size, window_size are rows; index_dim 0: a quarter of the head.
+    """budget (None: all), sink_size, window_size are rows; index_dim 0: KeyIndex's default.
 
     reselect: rows are chosen anew every so many answer tokens.
     """
