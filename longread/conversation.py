@@ -20,6 +20,7 @@ from longread.config import Settings
 from longread.errors import InterruptedByUser, StoreError, UsageError
 from longread.events import DocumentInfo, Event, Notice, PasswordFn
 from longread.history import SavedSession, Turn
+from longread.reading import ReadingLike
 
 STDIN_SOURCE = "-"
 FingerprintFn = Callable[[str, BinaryIO | None], str]
@@ -35,6 +36,10 @@ class SessionLike(Protocol):
     @property
     def documents(self) -> Sequence[DocumentInfo]:
         """The documents that are open."""
+
+    @property
+    def reading(self) -> ReadingLike:
+        """What the model read and where its last answer looked; once the documents are open."""
 
     def open(
         self,

@@ -27,10 +27,12 @@ _MIN_CITATION_SHARE = 0.2  # of the best passage's score
 
 
 @dataclass(frozen=True)
-class _Span:
+class Span:
+    """One passage of the documents: its page, its characters and its rows."""
+
     document_idx: int
     page_idx: int  # place in Document.pages
-    char_start: int
+    char_start: int  # in document_text of its document
     char_end: int
     token_start: int  # rows of the cache
     token_end: int
@@ -42,7 +44,7 @@ class Evidence:
     def __init__(self, trace: Trace, prompt: DocumentPrompt) -> None:
         self._prompt = prompt
         self._trace = trace
-        self._spans = _passages(prompt)
+        self._spans = cut_passages(prompt)
         self._row_mass = _row_mass(trace.mass)
         inside = torch.zeros_like(self._row_mass)
         for start, end in prompt.document_spans:
@@ -89,7 +91,7 @@ class Evidence:
         cumulative = torch.cat((rows.new_zeros(1), rows.cumsum(0)))
         return tuple((cumulative[edges[1:]] - cumulative[edges[:-1]]).tolist())
 
-    def _best(self, limit: int) -> list[tuple[_Span, float]]:
+    def _best(self, limit: int) -> list[tuple[Span, float]]:
         if not self._spans:
             return []
         scores, order = self._scores.topk(min(limit, len(self._spans)))
@@ -99,12 +101,12 @@ class Evidence:
             if score > 0
         ]
 
-    def _place(self, span: _Span) -> tuple[str, int, str | None]:
+    def _place(self, span: Span) -> tuple[str, int, str | None]:
         document = self._prompt.documents[span.document_idx].document
         page = document.pages[span.page_idx]
         return document.name, page.page_idx + 1, page.label
 
-    def _text(self, span: _Span) -> str:
+    def _text(self, span: Span) -> str:
         document = self._prompt.documents[span.document_idx].document
         return " ".join(document_text(document)[span.char_start : span.char_end].split())
 
@@ -114,7 +116,7 @@ def _row_mass(mass: Tensor) -> Tensor:
     return mass.double().sum(dim=(0, 1)).cpu()
 
 
-def _passages(prompt: DocumentPrompt) -> list[_Span]:
+def cut_passages(prompt: DocumentPrompt) -> list[Span]:
     """Sentences or short windows that tile the documents; none crosses a page."""
     spans = []
     for document_idx, tokenized in enumerate(prompt.documents):
@@ -133,7 +135,7 @@ def _passages(prompt: DocumentPrompt) -> list[_Span]:
                 if rows[0] < rows[1]:
                     bounds = (page_start + start, page_start + end)
                     spans.append(
-                        _Span(
+                        Span(
                             document_idx,
                             page_idx,
                             *bounds,

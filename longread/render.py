@@ -184,13 +184,18 @@ def _progress_view(err: TextIO) -> ProgressView:
     return BarProgress(err) if err.isatty() else PlainProgress(err)
 
 
-def source_lines(citations: Iterable[Citation]) -> list[str]:
-    """Return `Sources:  [1] a.pdf, p. 12 (label xii): “quote”` and its like, one a line."""
+def source_lines(citations: Iterable[Citation], *, full: bool = False) -> list[str]:
+    """Return `Sources:  [1] a.pdf, p. 12 (label xii): “quote”` and its like, one a line.
+
+    full: the whole quotes, and the share of the attention on the documents that fell on each.
+    """
     lines = []
     head = "Sources:"
     for number, citation in enumerate(citations, 1):
         where = f"{citation.document}, {page_text(citation.page, citation.page_label)}"
-        lines.append(f"{head}  [{number}] {where}: “{one_line(citation.quote, MAX_QUOTE_LEN)}”")
+        quote = one_line(citation.quote, None if full else MAX_QUOTE_LEN)
+        share = f" ({citation.score:.1%} of the attention)" if full else ""
+        lines.append(f"{head}  [{number}] {where}{share}: “{quote}”")
         head = " " * len(head)
     return lines or [f"{head}  none: the answer rests on no passage of the document"]
 

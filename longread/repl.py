@@ -15,6 +15,7 @@ from longread.conversation import Conversation
 from longread.errors import LongreadError, UsageError
 from longread.events import Answer
 from longread.plain_text import one_line
+from longread.reading import find_page
 from longread.render import Screen, source_lines
 from longread.transcript import write_export
 
@@ -35,7 +36,10 @@ COMMANDS = {
     "/budget": Command("/budget [VALUE]", "show or set the budget: 512, 0.2 or 20%"),
     "/policy": Command("/policy [NAME]", f"show or set the policy: {', '.join(POLICY_NAMES)}"),
     "/selected": Command("/selected", "the passages and the map of the last answer's attention"),
-    "/sources": Command("/sources", "the sources of the last answer"),
+    "/sources": Command("/sources", "the sources of the last answer, quotes in full"),
+    "/page": Command(
+        "/page N", "the text of a page as the model read it; N 2: of the 2nd document"
+    ),
     "/retry": Command("/retry", "answer the last question again, with the settings of now"),
     "/undo": Command("/undo", "forget the last question and its answer"),
     "/save": Command("/save NAME", "save the conversation; later turns are saved with it"),
@@ -96,7 +100,7 @@ class Repl:
             return False
         if word not in COMMANDS:
             raise UsageError(f"there is no command {word}; /help lists them")
-        if word in ("/save", "/export") and not argument:
+        if word in ("/page", "/save", "/export") and not argument:
             raise UsageError(f"{word} needs a word more: {COMMANDS[word].usage}")
         if argument and COMMANDS[word].usage == word:
             raise UsageError(f"{word} takes nothing after it")
@@ -114,8 +118,10 @@ class Repl:
             case "/selected":
                 self._screen.selected(self._last().selection, self._conversation.session.documents)
             case "/sources":
-                for line in source_lines(self._last().citations):
+                for line in source_lines(self._last().citations, full=True):
                     self._screen.tell(line)
+            case "/page":
+                self._page(argument)
             case "/retry":
                 self._retry()
             case "/undo":
@@ -183,6 +189,11 @@ class Repl:
         self._conversation.keep()
         number = len(self._conversation.session.turns)
         self._screen.tell(f"forgotten; {number} turn{'' if number == 1 else 's'} left")
+
+    def _page(self, wanted: str) -> None:
+        document, page = find_page(self._conversation.session.reading.documents, wanted)
+        self._screen.tell(f"{document.name}, {page.place}:")
+        self._screen.tell(page.text if page.text.strip() else "(no text)")
 
     def _export(self, file: str) -> None:
         path = write_export(self._conversation.export(), file)

@@ -49,6 +49,7 @@ def generate(
     stream = tokenizer.stream_decoder()
     logits = decoder.extend(torch.tensor(prompt_ids), cache, policy, trace)
     decoder.check_finite(logits)
+    trace.end_step()
     while True:
         token = sampler.sample(logits)
         token_id = int(token)
@@ -63,6 +64,7 @@ def generate(
         if len(reply.ids) >= reply.max_tokens:
             break
         logits = decoder.decode(token, cache, policy, trace)
+        trace.end_step()
     if tail := stream.flush():
         reply.pieces.append(tail)
         yield Text(tail)

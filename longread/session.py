@@ -24,6 +24,7 @@ from longread.events import (
     Usage,
 )
 from longread.evidence import Evidence
+from longread.heat import Reading
 from longread.history import Turn as PastTurn
 from longread.history import answer_settings
 from longread.ingest import (
@@ -103,6 +104,7 @@ class Session:
         self._marks.append((start, pending))
         self._pending_ids = []
         self.trace = self._new_trace()
+        self.reading.follow(self.trace)
         room = self._config.window - start - len(pending) - len(own_ids)
         reply = Reply(len(pending), len(own_ids), min(self._settings.max_tokens, room))
         try:
@@ -121,6 +123,7 @@ class Session:
                 reply.finish_reason = "interrupted"
             self._pending_ids = (pending + own_ids + reply.ids)[self._cache.length - start :]
             answer = self._answer(self.trace, reply, start, started)
+            self.reading.finish(self.trace, reply.ids)
         except BaseException:  # a fault, or nobody listens any more: as if never asked
             self._forget_to(*self._marks.pop())
             raise
@@ -159,6 +162,7 @@ class Session:
         if not self.turns:
             return False
         self.turns.pop()
+        self.reading.forget()
         self._forget_to(*self._marks.pop())
         return True
 
@@ -249,6 +253,7 @@ class Session:
         self._prefill_s = 0.0 if self._cache_use.hit else ended - prefill_started
         self._open_s = ended - started
         self.documents = tuple(map(document_info, self._prompt.documents))
+        self.reading = Reading(self._prompt, self._tokenizer, self._config)
         return Opened(self.documents, self._cache_use)
 
     def _forget_to(self, num_rows: int, pending_ids: list[int]) -> None:

@@ -5,6 +5,8 @@ Owns the accumulation on the device; evidence.py turns it into passages and page
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -33,6 +35,7 @@ class Trace:
         self._rows_cached = 0  # both summed over steps and layers, for one KV head
         self.steps: list[list[Tensor | None]] = []
         self.keeps_steps = keep_steps
+        self.at_step_end: Callable[[Trace], None] | None = None
 
     @property
     def fraction_kept(self) -> float:
@@ -45,6 +48,11 @@ class Trace:
         self._rows_cached += num_rows * self.mass.shape[0]
         if self.keeps_steps:
             self.steps.append([])
+
+    def end_step(self) -> None:
+        """The question is read, or a token made: tell `at_step_end`."""
+        if self.at_step_end is not None:
+            self.at_step_end(self)
 
     def count_into(self, mass: Tensor, selected: Tensor) -> None:
         """Go on counting in these tensors, which a CUDA graph may write to, from here."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
 from longread.commands.run import Services
 from longread.config import Settings
 from longread.errors import UsageError
@@ -27,6 +29,7 @@ from longread.events import (
     Usage,
 )
 from longread.history import Turn, answer_settings
+from longread.reading import Heat, ReadDocument, ReadPage
 
 CACHE = CacheUse(hit=False, tokens_reused=0, tokens_prefilled=100, store_bytes=2_000_000, key="abc")
 CITATION = Citation("book.txt", 12, "xii", "a quote [p. 3] with brackets", 0.5)
@@ -57,6 +60,53 @@ def make_answer(text: str, finish_reason: str = "stop") -> Answer:
     )
 
 
+def make_document(name: str) -> ReadDocument:
+    """Twelve pages of two passages each; the last one's label is xii."""
+    passages = ((0, 44), (44, 91))
+    pages = tuple(
+        ReadPage(
+            number,
+            "xii" if number == 12 else None,
+            f"Page {number:>2} says that the captain's name is Voss. "
+            "In May, 1992, a quote [p. 3] with brackets was.\n",
+            passages,
+        )
+        for number in range(1, 13)
+    )
+    return ReadDocument(name, "text", pages)
+
+
+def make_heat(num_passages: int, num_layers: int = 3, num_kv_heads: int = 2) -> Heat:
+    """The heat of an answer of four tokens; its last passage is the hottest."""
+    ramp = np.arange(1, num_passages + 1, dtype=np.float32)
+    whole = np.tile(ramp / ramp.sum(), (num_layers, num_kv_heads, 1))
+    chosen = (whole > whole.mean()).astype(np.float32)
+    tokens = ("May", " 7,", " 19", "92.")
+    token_attention = np.stack([np.roll(whole[0, 0], shift) for shift in range(len(tokens))])
+    return Heat(
+        attention=whole / (num_layers * num_kv_heads),
+        chosen=chosen,
+        tokens=tokens,
+        token_attention=token_attention,
+        token_chosen=(token_attention > token_attention.mean()).astype(np.float32),
+    )
+
+
+@dataclass
+class FakeReading:
+    """What a fake session read; it has a heat where it was told to follow."""
+
+    documents: tuple[ReadDocument, ...]
+    follows_tokens: bool = False
+    answered: bool = False
+
+    def heat(self) -> Heat:
+        if not (self.follows_tokens and self.answered):
+            raise UsageError("not followed")
+        num_passages = sum(len(page.passages) for doc in self.documents for page in doc.pages)
+        return make_heat(num_passages)
+
+
 @dataclass
 class FakeSession:
     """Answers every question with `reply`, in pieces; `at_open` and `at_ask` may raise or add."""
@@ -67,6 +117,7 @@ class FakeSession:
     at_ask: Callable[[str], Event | None] = lambda question: None
     turns: list[Turn] = field(default_factory=list)
     documents: tuple[DocumentInfo, ...] = ()
+    reading: FakeReading = field(default_factory=lambda: FakeReading(()))
     opened_with: dict[str, object] = field(default_factory=dict)
     restored: int = 0
     closed: bool = False
@@ -89,7 +140,9 @@ class FakeSession:
         if event := self.at_open():
             yield event
         yield Progress("prefill", 100, 100, "tokens")
-        self.documents = tuple(DocumentInfo(Path(source).name, 12, 100) for source in sources)
+        names = [Path(source).name for source in sources]
+        self.documents = tuple(DocumentInfo(name, 12, 100) for name in names)
+        self.reading = FakeReading(tuple(make_document(name) for name in names))
         yield Opened(self.documents, CACHE)
 
     def ask(self, question: str) -> Iterator[Event]:
@@ -108,12 +161,14 @@ class FakeSession:
         selection = replace(answer.selection, policy=self.settings.policy)
         answer = replace(answer, selection=selection)
         self.turns.append(Turn(question, answer, answer_settings(self.settings)))
+        self.reading.answered = self.reading.follows_tokens
         yield answer
 
     def undo(self) -> bool:
         if not self.turns:
             return False
         self.turns.pop()
+        self.reading.answered = False
         return True
 
     def configure(self, settings: Settings) -> None:

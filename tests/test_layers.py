@@ -15,8 +15,8 @@ from conftest import REPO
 # files in it.
 LAYERS = (
     "errors values config events plain_text disk",
-    "document page_ranges formats sections html_text epub docx_text textfile normalize running "
-    "completeness page_choice page_edits typeset contents continued "
+    "document page_ranges reading formats sections html_text epub docx_text textfile normalize "
+    "running completeness page_choice page_edits typeset contents continued "
     "pdf reader_child pdf_fields pdf_file pdf_layout pdf_marks pdf_pdfium pdf_pypdf pdf_repair "
     "reader_pool tokenizer tokenizer_files tokenizer_tables tiktoken_bpe vocabulary normal_form "
     "catalog hub wheels model_files",
@@ -26,7 +26,7 @@ LAYERS = (
     "cache index",
     "policies",
     "attention device sampling trace",
-    "evidence model decode_graph network reread step_buffers",
+    "evidence heat model decode_graph network reread step_buffers",
     "session reply ingest live history",
     "render progress strip schema conversation output_file transcript checkup bench evaluate",
     "repl line_input cli commands __main__",

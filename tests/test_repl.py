@@ -20,9 +20,10 @@ from prompt_toolkit.output import DummyOutput
 from longread import history
 from longread.config import Settings
 from longread.conversation import Conversation, Matter
-from longread.errors import StoreError
+from longread.errors import StoreError, UsageError
 from longread.events import Event
 from longread.line_input import plain_reader, slash_completer, terminal_reader
+from longread.reading import ReadDocument, ReadPage, find_page
 from longread.render import Screen
 from longread.repl import COMMANDS, Repl
 
@@ -92,6 +93,10 @@ def test_budget_and_policy(tmp_path: Path) -> None:
         ("/sources", "nothing has been asked"),
         ("/selected", "nothing has been asked"),
         ("/undo it", "takes nothing"),
+        ("/page", "/page N"),
+        ("/page 40", "there is no page 40 of book.txt in what was read: pages 1-12"),
+        ("/page xiv", "there is no page xiv"),
+        ("/page 3 2", "there is no page 3 2"),
     ],
 )
 def test_errors_do_not_end_the_loop(tmp_path: Path, line: str, part: str) -> None:
@@ -116,6 +121,36 @@ def test_sources_and_selected_of_the_last_answer(tmp_path: Path) -> None:
     assert chat.err.getvalue().count("Sources:  [1] book.txt, p. 12") == 2
     assert "Selected: policy tokenselect" in chat.err.getvalue()
     assert "█" in chat.err.getvalue()
+
+
+def test_sources_in_full(tmp_path: Path) -> None:
+    chat = Chat(tmp_path, ["When?", "/sources"])
+    chat.run()
+    last = chat.err.getvalue().splitlines()[-1]
+    assert last == (
+        "Sources:  [1] book.txt, p. 12 (label xii) (50.0% of the attention): "
+        "“a quote [p. 3] with brackets”"
+    )
+
+
+@pytest.mark.parametrize("wanted", ["12", "xii", "12 1", "xii 1"])
+def test_page_by_number_and_label(tmp_path: Path, wanted: str) -> None:
+    chat = Chat(tmp_path, [f"/page {wanted}"])
+    assert chat.run() == 0
+    shown = chat.err.getvalue()
+    assert "book.txt, p. 12 (label xii):\nPage 12 says that the captain's name is Voss." in shown
+    assert chat.out.getvalue() == ""
+
+
+def test_page_of_the_second_document() -> None:
+    first = ReadDocument("a", "text", (ReadPage(1, None, "one"), ReadPage(2, "7", "two")))
+    second = ReadDocument("b", "text", (ReadPage(7, "§ The end", "three"), ReadPage(9, None, "")))
+    documents = (first, second)
+    assert find_page(documents, "7") == (first, first.pages[1])
+    assert find_page(documents, "7 2") == (second, second.pages[0])
+    assert find_page(documents, "§ The end 2") == (second, second.pages[0])
+    with pytest.raises(UsageError, match="no page 1 of b in what was read: pages 7, 9"):
+        find_page(documents, "1 2")
 
 
 def test_retry_replaces_the_last_turn(tmp_path: Path) -> None:
