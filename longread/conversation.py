@@ -167,6 +167,11 @@ class Conversation:
         self._password = password
         self._created = matter.created or datetime.now(UTC).isoformat(timespec="seconds")
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The documents as they were named."""
+        return self._matter.sources
+
     def open(self) -> Iterator[Event]:
         """Read the documents and the saved turns; InterruptedByUser on Ctrl-C."""
         matter = self._matter

@@ -96,3 +96,13 @@ def _page_of(document: ReadDocument, wanted: str) -> ReadPage | None:
         if by_label is None and page.label == wanted:
             by_label = page
     return by_label
+
+
+def find_quote(text: str, quote: str) -> tuple[int, int] | None:
+    """Return where `quote` stands in `text`, whatever the white space; None where it does not."""
+    places = [place for place, char in enumerate(text) if not char.isspace()]
+    wanted = "".join(quote.split())
+    at = "".join(text.split()).find(wanted) if wanted else -1
+    if at < 0:
+        return None
+    return places[at], places[at + len(wanted) - 1] + 1

@@ -17,6 +17,7 @@ from longread.events import Answer
 from longread.plain_text import one_line
 from longread.reading import find_page
 from longread.render import Screen, source_lines
+from longread.report import report_path, write_report
 from longread.transcript import write_export
 
 ReadLine = Callable[[], str | None]
@@ -44,6 +45,9 @@ COMMANDS = {
     "/undo": Command("/undo", "forget the last question and its answer"),
     "/save": Command("/save NAME", "save the conversation; later turns are saved with it"),
     "/export": Command("/export FILE", "write the conversation as Markdown, or as JSON (.json)"),
+    "/report": Command(
+        "/report FILE", "write the text with what the last answer looked at (.html)"
+    ),
     "/quit": Command("/quit", "leave (also Ctrl-D)"),
 }
 
@@ -66,6 +70,8 @@ class Repl:
         self._interactive = interactive
         self._show_selected = show_selected
         self._exit_code = 0
+        # /report comes after the answer that it is about.
+        conversation.session.reading.follows_tokens = True
 
     def run(self) -> int:
         """Serve lines; return the exit code: where no one is there to read errors, the first's."""
@@ -100,7 +106,7 @@ class Repl:
             return False
         if word not in COMMANDS:
             raise UsageError(f"there is no command {word}; /help lists them")
-        if word in ("/page", "/save", "/export") and not argument:
+        if word in ("/page", "/save", "/export", "/report") and not argument:
             raise UsageError(f"{word} needs a word more: {COMMANDS[word].usage}")
         if argument and COMMANDS[word].usage == word:
             raise UsageError(f"{word} takes nothing after it")
@@ -131,6 +137,8 @@ class Repl:
                 self._screen.tell(f"saved as {argument} ({path})")
             case "/export":
                 self._export(argument)
+            case "/report":
+                self._report(argument)
             case _:
                 raise AssertionError(f"{word} is listed and not served")
 
@@ -197,4 +205,11 @@ class Repl:
 
     def _export(self, file: str) -> None:
         path = write_export(self._conversation.export(), file)
+        self._screen.tell(f"written to {one_line(str(path))}")
+
+    def _report(self, file: str) -> None:
+        self._last()
+        session = self._conversation.session
+        path = report_path(file, self._conversation.sources)
+        write_report(path, session.turns[-1], session.reading)
         self._screen.tell(f"written to {one_line(str(path))}")

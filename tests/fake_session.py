@@ -62,18 +62,14 @@ def make_answer(text: str, finish_reason: str = "stop") -> Answer:
 
 def make_document(name: str) -> ReadDocument:
     """Twelve pages of two passages each; the last one's label is xii."""
-    passages = ((0, 44), (44, 91))
-    pages = tuple(
-        ReadPage(
-            number,
-            "xii" if number == 12 else None,
-            f"Page {number:>2} says that the captain's name is Voss. "
-            "In May, 1992, a quote [p. 3] with brackets was.\n",
-            passages,
-        )
-        for number in range(1, 13)
-    )
-    return ReadDocument(name, "text", pages)
+    second = "In May, 1992, a quote [p. 3] with brackets was.\n"
+    pages = []
+    for number in range(1, 13):
+        first = f"Page {number} says that the captain's name is Voss. "
+        passages = ((0, len(first)), (len(first), len(first + second)))
+        label = "xii" if number == 12 else None
+        pages.append(ReadPage(number, label, first + second, passages))
+    return ReadDocument(name, "text", tuple(pages))
 
 
 def make_heat(num_passages: int, num_layers: int = 3, num_kv_heads: int = 2) -> Heat:

@@ -411,6 +411,38 @@ def test_a_session_that_cannot_be_saved_is_refused_before_the_reading(
     assert cli.fake.sessions == []
 
 
+def test_report_of_an_answer(cli: Cli, tmp_path: Path) -> None:
+    result = cli("ask", "book.txt", "When?", "--report", "r.html")
+    assert (result.code, result.out) == (0, "May 7, 1992.\n")
+    assert "report written to r.html" in result.err
+    page = (tmp_path / "r.html").read_text()
+    assert "<h1" in page and "May" in page
+    assert cli("ask", "book.txt", "Why?", "--report", "r.html", "--json").code == 0
+    assert "Why?" in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--report", "book.txt"], "book.txt is a document of the conversation"),
+        (["--report", "r.docx"], "a report is"),
+        (["--report", "b.html"], "is no such report of longread"),
+        (["--report", "no/r.html"], "there is no folder no"),
+        (["--report", "r.html", "--questions", "b.txt"], "--report shows one answer"),
+    ],
+)
+def test_reports_that_cannot_be_are_refused_before_the_reading(
+    cli: Cli, tmp_path: Path, words: list[str], part: str
+) -> None:
+    (tmp_path / "b.html").write_text("<p>precious</p>")
+    asked = ["book.txt"] if "--questions" in words else ["book.txt", "When?"]
+    result = cli("ask", *asked, *words)
+    assert (result.code, result.out) == (2, "")
+    assert part in last_error(result)
+    assert not any(session.opened_with for session in cli.fake.sessions)
+    assert (tmp_path / "b.html").read_text() == "<p>precious</p>"
+
+
 def test_sessions_commands(cli: Cli, tmp_path: Path) -> None:
     assert cli("sessions", "ls").out == ""
     cli("ask", "book.txt", "When?", "--session", "voss")

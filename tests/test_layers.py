@@ -28,7 +28,8 @@ LAYERS = (
     "attention device sampling trace",
     "evidence heat model decode_graph network reread step_buffers",
     "session reply ingest live history",
-    "render progress strip schema conversation output_file transcript checkup bench evaluate",
+    "render progress strip schema conversation output_file transcript "
+    "report report_html checkup bench evaluate",
     "repl line_input cli commands __main__",
 )
 KERNEL_USERS = 3  # the lowest layer that may import longread_kernels

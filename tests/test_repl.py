@@ -94,6 +94,8 @@ def test_budget_and_policy(tmp_path: Path) -> None:
         ("/selected", "nothing has been asked"),
         ("/undo it", "takes nothing"),
         ("/page", "/page N"),
+        ("/report", "/report FILE"),
+        ("/report x.html", "nothing has been asked"),
         ("/page 40", "there is no page 40 of book.txt in what was read: pages 1-12"),
         ("/page xiv", "there is no page xiv"),
         ("/page 3 2", "there is no page 3 2"),
@@ -187,6 +189,14 @@ def test_export(tmp_path: Path) -> None:
     Chat(tmp_path, lines).run()
     assert "## When?" in (tmp_path / "a b.md").read_text()
     assert json.loads((tmp_path / "a.json").read_text())["turns"][0]["question"] == "When?"
+
+
+def test_report_of_the_last_answer(tmp_path: Path) -> None:
+    chat = Chat(tmp_path, ["When?", f"/report {tmp_path}/a b.html", "/undo", "/report x.html"])
+    chat.run()
+    assert "<h1" in (tmp_path / "a b.html").read_text()
+    assert "written to" in chat.err.getvalue()
+    assert "nothing has been asked yet" in chat.err.getvalue()
 
 
 def test_export_does_not_overwrite_the_document(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def ask(
     no_cache: options.NoCache = None,
     truncate: options.Truncate = None,
     show_selected: options.ShowSelected = False,
+    report: options.Report = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -71,18 +72,24 @@ def ask(
     from longread.commands.run import Run
     from longread.errors import UsageError
     from longread.events import Answer
+    from longread.history import Turn
     from longread.plain_text import one_line
     from longread.render import opened_line
+    from longread.report import report_path, write_report
     from longread.schema import answer_document, answers_document
 
     words = [*(documents or []), *([] if question is None else [question])]
     sources, asked = split_words(words, questions)
     if not sources and session is None:
         raise UsageError(NO_DOCUMENT)
+    if report is not None and questions is not None:
+        raise UsageError("--report shows one answer; give the question itself, not --questions")
     run = Run.start(ctx)
     screen = run.screen
     conversation = run.converse(sources, pages=pages, password=password, name=session)
+    target = None if report is None else report_path(report, conversation.sources)
     opened = run.open(conversation)
+    conversation.session.reading.follows_tokens = target is not None
     screen.note(f"longread: {opened_line(opened)}")
     turns: list[tuple[str, Answer]] = []
     for text in asked:
@@ -99,6 +106,9 @@ def ask(
             screen.sources(answer)
         if show_selected:
             screen.selected(answer.selection, opened.documents)
+        if target is not None:
+            write_report(target, Turn(text, answer), conversation.session.reading)
+            screen.note(f"longread: report written to {one_line(str(target))}")
         if run.verbose:
             screen.note(f"longread: {_timings_line(answer)}")
         if answer.finish_reason == "interrupted":

@@ -126,6 +126,12 @@ Verbose = Annotated[
         "--verbose", "-v", callback=_be_verbose, help="Show timings, and tracebacks of faults."
     ),
 ]
+Report = Annotated[
+    str | None,
+    typer.Option(
+        "--report", metavar="FILE", help="Write the text with what was looked at: FILE.html."
+    ),
+]
 ShowSelected = Annotated[
     bool,
     typer.Option("--show-selected", help="Show the passages that were selected, and a map."),
