@@ -4,13 +4,99 @@ token over the rows that a policy chose. Owns no weights and no selection rule.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from longread_kernels import dispatch as ops
 from torch import Tensor
 
 from longread.cache import KVCache
+from longread.network import Network
 from longread.policies import Policy, StandIn
 from longread.trace import Trace
+
+
+class Attention(Protocol):
+    """How a decoder's rows are turned, read many at a time, and read for one token of an answer."""
+
+    kv_layout: str  # what the cache holds, as a store entry's key names it
+    captured: bool  # whether a step may become a CUDA graph
+    chunk_tokens: int | None  # of a prefill at a time, where the result depends on it
+
+    def rope(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """cos and sin [T, D/2] fp32 by which rows [start, end) are turned and then cached."""
+
+    def scored(self, q: Tensor) -> Tensor:
+        """Queries as they are scored against cached keys. q: [..., H_q, D] as the cache's keys."""
+
+    def read(
+        self,
+        q: Tensor,
+        cache: KVCache,
+        layer_idx: int,
+        start: int,
+        policy: Policy | None,
+        trace: Trace | None,
+    ) -> Tensor:
+        """Rows [start, start + T), which are in the cache, attend; q: [T, H_q, D].
+
+        policy: None while documents are read. Returns [T, H_q * D].
+        """
+
+    def step(
+        self,
+        q: Tensor,
+        cache: KVCache,
+        layer_idx: int,
+        num_rows: int,
+        policy: Policy,
+        trace: Trace | None,
+    ) -> Tensor:
+        """The token in row num_rows - 1 attends; q: [H_q, D]; returns [H_q * D]."""
+
+
+class FullAttention:
+    """To every row, or to those that a policy leaves or selects, where they stand."""
+
+    kv_layout = "k,v [L, H_kv, n, D] after RoPE"
+    captured = True
+    chunk_tokens = None
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+
+    def rope(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        return self._network.rope_rows(start, end)
+
+    def scored(self, q: Tensor) -> Tensor:
+        return q
+
+    def read(
+        self,
+        q: Tensor,
+        cache: KVCache,
+        layer_idx: int,
+        start: int,
+        policy: Policy | None,
+        trace: Trace | None,
+    ) -> Tensor:
+        if policy is None:
+            return causal_attention(q, cache, layer_idx, start)
+        left, cache = policy.left(layer_idx, start), policy.read_from(cache)
+        if trace is not None:
+            prompt_mass(q[-1], cache, layer_idx, start, start + q.shape[0], left, trace)
+        return causal_attention(q, cache, layer_idx, start, left, policy.stand_in(layer_idx))
+
+    def step(
+        self,
+        q: Tensor,
+        cache: KVCache,
+        layer_idx: int,
+        num_rows: int,
+        policy: Policy,
+        trace: Trace | None,
+    ) -> Tensor:
+        return decode_attention(q, cache, layer_idx, num_rows, policy, trace)
 
 
 def causal_attention(

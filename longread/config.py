@@ -37,6 +37,7 @@ VOTE_NAMES = ("group", "group-max", "all", "threshold", "none")
 INDEX_NAMES = ("int8", "fp8", "exact")
 DTYPE_NAMES = ("auto", "bfloat16", "float32")
 KV_DTYPE_NAMES = ("bf16", "int8")
+CONTEXT_NAMES = ("auto", "dense", "select")
 
 PROJECT_FILE = "longread.toml"
 ENV_PREFIX = "LONGREAD_"
@@ -101,6 +102,7 @@ class Settings:
     device: str = "auto"
     dtype: str = "auto"
     kv_dtype: str = "bf16"
+    context: str = "auto"
     policy: str = "tokenselect"
     budget: str = "20%"
     vote: str = "group"
@@ -149,6 +151,7 @@ _OPTIONS: dict[str, _Option] = {
     "device": _Option(values.device),
     "dtype": _Option(values.choice(DTYPE_NAMES)),
     "kv_dtype": _Option(values.choice(KV_DTYPE_NAMES)),
+    "context": _Option(values.choice(CONTEXT_NAMES)),
     "policy": _Option(values.choice(POLICY_NAMES)),
     "budget": _Option(_budget),
     "vote": _Option(values.choice(VOTE_NAMES)),

@@ -40,7 +40,6 @@ from longread.tensorfile import ReadFiles
 from longread.tokenizer import Tokenizer
 from longread.weights import ModelConfig
 
-_KV_LAYOUT = "k,v [L, H_kv, n, D] after RoPE"
 _BYTES_RESERVED = 1.15  # times the bytes of the rows: query statistics and an index come with them
 
 
@@ -130,7 +129,7 @@ def _check_fits(prompt: DocumentPrompt, config: ModelConfig, reserve: int) -> No
     pages = tokenized.document.pages
     share = max(0, config.window - reserve - (num_tokens - sizes[largest])) / max(1, sizes[largest])
     last_page = pages[max(0, int(len(pages) * share * 0.95) - 1)].page_idx + 1
-    advice = "choose a model with a longer window (--model)"
+    advice = "let it be read by selection (--context auto, --policy tokenselect)"
     if reserve > config.window // 2:
         advice = "allow a shorter answer (--max-tokens)"
     elif share > 0 and len(pages) > 1:
@@ -167,7 +166,7 @@ def base_key(decoder: Decoder, tokenizer: Tokenizer, chat: ChatFormat, settings:
             "chat": chat.identity,
             "dtype": str(decoder.dtype),
             "kv_dtype": settings.kv_dtype,
-            "layout": _KV_LAYOUT,
+            "layout": decoder.kv_layout,
         }
     )
 

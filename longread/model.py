@@ -6,39 +6,33 @@ Hugging Face's models are the oracle of the tests and never run here.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from longread_kernels import dispatch as ops
 from torch import Tensor
 
-from longread.attention import causal_attention, decode_attention, prompt_mass
+from longread.attention import Attention, FullAttention
 from longread.cache import KVCache
+from longread.captured import CapturedSteps
 from longread.device import choose_device, choose_dtype
 from longread.errors import ContextError, ModelError
 from longread.network import Layer, Network
-from longread.policies import KernelPlan, Policy
-from longread.step_buffers import can_choose
+from longread.past_window import MOST_ROWS, SelectedAttention
+from longread.policies import Policy
 from longread.trace import Trace
 from longread.weights import ModelConfig, load_config, load_weights
-
-if TYPE_CHECKING:
-    from longread.decode_graph import StepGraph
 
 _CHUNK_TOKENS = {"cpu": 2048, "cuda": 4096}
 _MOMENT_STRIDE = 4  # a quarter of the queries is enough for a D x D second moment
 
 
 class Decoder:
-    """A model on a device. All methods run without gradients.
-
-    `max_graphs`: captured steps that are kept, of one cache and as many policies; each holds on to
-    its policy's index.
-    """
+    """A model on a device. All methods run without gradients."""
 
     def __init__(
         self,
@@ -46,16 +40,26 @@ class Decoder:
         weights: Mapping[str, Tensor],
         device: torch.device,
         dtype: torch.dtype,
+        *,
+        past_window: bool = False,
     ) -> None:
+        """past_window: read as past_window.py does, any number of rows."""
+        self.trained_window = config.window
+        if past_window:
+            config = dataclasses.replace(config, window=MOST_ROWS)
         self.config = config
         self.device = device
         self.dtype = dtype
         self.network = Network(config, weights, device, dtype)
-        self.max_graphs = 1
-        self._graphs: dict[tuple[KernelPlan, int | None], StepGraph] = {}  # the oldest first
+        self._attention: Attention = (SelectedAttention if past_window else FullAttention)(
+            self.network
+        )
+        self.captured = CapturedSteps(self.network)
 
     @classmethod
-    def load(cls, model_dir: Path, device: str, dtype: str) -> Decoder:
+    def load(
+        cls, model_dir: Path, device: str, dtype: str, *, past_window: bool = False
+    ) -> Decoder:
         """Load a converted model. device: auto, cpu or cuda[:n]; dtype: auto, bfloat16, float32.
 
         Raises ModelError where the device is missing or the dtype is not one of these.
@@ -63,7 +67,18 @@ class Decoder:
         torch_device = choose_device(device)
         torch_dtype = choose_dtype(dtype)
         weights = load_weights(model_dir, device=str(torch_device), dtype=torch_dtype)
-        return cls(load_config(model_dir), weights, torch_device, torch_dtype)
+        config = load_config(model_dir)
+        return cls(config, weights, torch_device, torch_dtype, past_window=past_window)
+
+    @property
+    def is_past_window(self) -> bool:
+        """Whether rows are read as past_window.py does."""
+        return self.config.window != self.trained_window
+
+    @property
+    def kv_layout(self) -> str:
+        """What its caches hold, for the key of a store entry."""
+        return self._attention.kv_layout
 
     def new_cache(self, num_rows: int) -> KVCache:
         """An empty cache with room for `num_rows` rows."""
@@ -88,7 +103,7 @@ class Decoder:
         Raises ModelError where damaged weights make rows that are no numbers.
         """
         self._check_window(cache.length + token_ids.shape[0])
-        for chunk in token_ids.split(_CHUNK_TOKENS[self.device.type]):
+        for chunk in self._chunks(token_ids, cache.length):
             normed = self._read(chunk, cache, None, None, on_layer)
             self.check_finite(normed)  # each row attends to itself, so this covers keys and values
 
@@ -102,7 +117,7 @@ class Decoder:
         """
         self._check_window(cache.length + token_ids.shape[0])
         normed = torch.empty(0)
-        chunks = token_ids.split(_CHUNK_TOKENS[self.device.type])
+        chunks = self._chunks(token_ids, cache.length)
         for chunk_idx, chunk in enumerate(chunks):
             last = chunk_idx == len(chunks) - 1
             normed = self._read(chunk, cache, policy, trace if last else None, None)
@@ -119,7 +134,8 @@ class Decoder:
         end = cache.length + 1
         self._check_window(end)
         self._reserve(cache, end)
-        graph = self._step_graph(cache, policy, trace)
+        can_capture = self._attention.captured
+        graph = self.captured.step(cache, policy, trace) if can_capture else None
         if graph is not None:
             with self.on_device():
                 logits = graph.step(token_id, policy.turn, trace)
@@ -138,42 +154,15 @@ class Decoder:
         with self.on_device():
             if trace is not None:
                 trace.start_step(end)
-            cos, sin = self.network.rope_rows(start, end)
+            cos, sin = self._attention.rope(start, end)
             hidden, normed = self._embedded(token_id)
             for layer_idx, layer in enumerate(self.network.layers):
                 q = self._queries(layer, normed, cos, sin, cache, layer_idx)
                 policy.appended(layer_idx, start, end)
-                attended = decode_attention(q[0], cache, layer_idx, end, policy, trace)
+                attended = self._attention.step(q[0], cache, layer_idx, end, policy, trace)
                 hidden, normed = self._finish_layer(layer_idx, hidden, attended[None])
             cache.length = end
             return self._logits(normed[-1])
-
-    def _step_graph(self, cache: KVCache, policy: Policy, trace: Trace | None) -> StepGraph | None:
-        """The captured step for this cache and policy, or None where torch operations must do."""
-        plan = policy.kernel_plan() if ops.on_triton(cache.k) else None
-        index = plan.index if plan is not None else None
-        if index is not None and index.kind == "fp8" and not ops.has_fp8(cache.k):
-            plan = None
-        if plan is None or (trace is not None and trace.keeps_steps):
-            self._make_room_for_graph()
-            return None
-        from longread.decode_graph import StepGraph  # Triton may be missing
-
-        key = plan, None if trace is None else trace.mass.shape[2]
-        graph = self._graphs.get(key)
-        if graph is not None and graph.fits(cache, *key):
-            return graph
-        self._graphs = {key: kept for key, kept in self._graphs.items() if kept.fits(cache, *key)}
-        if not can_choose(plan, cache.capacity):
-            return None
-        self._make_room_for_graph()  # the old buffers go before the new ones come
-        self._graphs[key] = StepGraph(self.network, cache, *key)
-        return self._graphs[key]
-
-    def _make_room_for_graph(self) -> None:
-        """Drop the oldest graphs until one more may be kept."""
-        while len(self._graphs) >= self.max_graphs:
-            del self._graphs[next(iter(self._graphs))]
 
     def on_device(self) -> AbstractContextManager[object]:
         """Triton and CUDA graphs work on the current device, not on that of their tensors."""
@@ -182,13 +171,15 @@ class Decoder:
     def _reserve(self, cache: KVCache, num_rows: int) -> None:
         """Make room in the cache; a graph holds on to the slabs that it was captured for."""
         if num_rows > cache.capacity:
-            self._graphs.clear()
+            self.captured.clear()
         cache.reserve(num_rows)
 
     def slow_because(self) -> str | None:
         """Why a GPU's kernels cannot be used on it, or None where they can and on the CPU."""
         if self.device.type != "cuda":
             return None
+        if not self._attention.captured:
+            return "past the model's window there are no kernels yet"
         return ops.triton_missing(self.device.index or 0)
 
     def check_finite(self, computed: Tensor) -> None:
@@ -198,6 +189,12 @@ class Decoder:
                 f"{self.config.name} computes what is no number: its files are damaged; "
                 f"run `longread models rm {self.config.name}` and try again"
             )
+
+    def _chunks(self, token_ids: Tensor, start: int) -> list[Tensor]:
+        """The tokens of rows from `start` on, cut at the same rows wherever a reading began."""
+        size = self._attention.chunk_tokens or _CHUNK_TOKENS[self.device.type]
+        first = size - start % size
+        return [part for part in (token_ids[:first], *token_ids[first:].split(size)) if len(part)]
 
     def _read(
         self,
@@ -211,21 +208,17 @@ class Decoder:
             start = cache.length
             end = start + token_ids.shape[0]
             self._reserve(cache, end)
-            cos, sin = self.network.rope_rows(start, end)
+            cos, sin = self._attention.rope(start, end)
             hidden, normed = self._embedded(token_ids)
             for layer_idx, layer in enumerate(self.network.layers):
                 q = self._queries(layer, normed, cos, sin, cache, layer_idx)
+                scored = self._attention.scored(q)
                 if policy is None:
-                    cache.add_moment(layer_idx, self._second_moment(q))
+                    cache.add_moment(layer_idx, self._second_moment(scored))
                 else:
-                    policy.observe(layer_idx, q, start)
+                    policy.observe(layer_idx, scored, start)
                     policy.appended(layer_idx, start, end)
-                left = policy.left(layer_idx, start) if policy is not None else None
-                read = policy.read_from(cache) if policy is not None else cache
-                if trace is not None:
-                    prompt_mass(q[-1], read, layer_idx, start, end, left, trace)
-                stand_in = policy.stand_in(layer_idx) if policy is not None else None
-                attended = causal_attention(q, read, layer_idx, start, left, stand_in)
+                attended = self._attention.read(q, cache, layer_idx, start, policy, trace)
                 hidden, normed = self._finish_layer(layer_idx, hidden, attended)
                 if on_layer is not None:
                     on_layer(start + (end - start) * (layer_idx + 1) // len(self.network.layers))

@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 import torch
 
+from longread import context
 from longread.cache import KVCache
 from longread.config import Settings
 from longread.errors import ContextError, UsageError
@@ -36,7 +37,7 @@ from longread.ingest import (
 )
 from longread.live import Emit, Live, live
 from longread.model import Decoder
-from longread.policies import Turn, make_policy
+from longread.policies import Turn
 from longread.prompt import ChatFormat, DocumentPrompt, question_ids
 from longread.reply import Reply, generate
 from longread.reread import DocumentRereader
@@ -45,8 +46,6 @@ from longread.store import Store
 from longread.tokenizer import Tokenizer
 from longread.trace import Trace
 from longread.weights import load_config, prepare
-
-_QUESTION_RESERVE = 256  # tokens kept free for the question and the template around it
 
 
 class Session:
@@ -169,7 +168,7 @@ class Session:
     def configure(self, settings: Settings) -> None:
         """Take another policy, budget or sampling for the next question; UsageError if bad."""
         sampling = _sampling(settings)
-        policy = make_policy(settings, len(self._prompt.token_ids))
+        policy = context.answering_policy(settings, self._decoder, len(self._prompt.token_ids))
         token_ids = torch.from_numpy(self._prompt.token_ids).long()
         policy.prepare(self._cache, DocumentRereader(self._decoder, token_ids))
         self._settings, self._sampling, self._policy = settings, sampling, policy
@@ -219,7 +218,11 @@ class Session:
             password=password,
             stdin=stdin,
         )
-        reserve = _QUESTION_RESERVE + settings.max_tokens
+        reserve = context.QUESTION_RESERVE + settings.max_tokens
+        past_window = context.reads_past_window(
+            settings, self._tokenizer, self._chat, tokenized, self._config
+        )
+        self._config = context.widened(self._config) if past_window else self._config
         self._prompt: DocumentPrompt
         self._prompt, self._truncated = fit_prompt(
             self._tokenizer, self._chat, tokenized, self._config, reserve, settings.truncate
@@ -228,14 +231,18 @@ class Session:
             num_read = sum(len(item.token_ids) for item in self._prompt.documents)
             num_all = sum(len(item.token_ids) for item in tokenized)
             emit(Notice(f"only the first {num_read:,} of {num_all:,} tokens are read (--truncate)"))
-        self._decoder: Decoder = Decoder.load(model_dir, settings.device, settings.dtype)
+        self._decoder: Decoder = Decoder.load(
+            model_dir, settings.device, settings.dtype, past_window=past_window
+        )
+        num_rows = len(self._prompt.token_ids)
+        if past_window:
+            emit(context.selection_notice(self._decoder, num_rows))
         if slow := self._decoder.slow_because():
             emit(Notice(f"answers come through torch's own operations, which is slow: {slow}"))
-        num_rows = len(self._prompt.token_ids)
         self._cache: KVCache = self._decoder.new_cache(
             min(self._config.window, num_rows + 2 * reserve)
         )
-        self._policy = make_policy(settings, num_rows)
+        self._policy = context.answering_policy(settings, self._decoder, num_rows)
         base = base_key(self._decoder, self._tokenizer, self._chat, settings)
         prefill_started = time.perf_counter()
         self._cache_use: CacheUse = fill_cache(

@@ -241,7 +241,7 @@ def test_the_decoder_takes_the_graph_and_captures_anew_when_the_cache_grows(
     cache, trace = _asked(narrow, ids, policy), _trace(narrow, False)
     token = ids[NUM_ROWS : NUM_ROWS + 1]
     narrow.decode(token, cache, policy, trace)
-    (captured,) = narrow._graphs.values()
+    (captured,) = narrow.captured._steps.values()
     graph = weakref.ref(captured)
     del captured
     slab = weakref.ref(cache.k)
@@ -261,12 +261,12 @@ def test_a_policy_without_kernels_lets_go_of_the_graph(narrow: Decoder, ids: Ten
     policy = TokenSelect(budget=60, window_size=16)
     cache = _asked(narrow, ids, policy)
     narrow.decode(ids[:1], cache, policy)
-    assert narrow._graphs
+    assert len(narrow.captured)
     other = TokenSelect(budget=60, window_size=16, vote="all")
     other.prepare(cache)
     other.start_turn(Turn(NUM_ROWS - QUESTION_LEN, NUM_ROWS))
     narrow.decode(ids[:1], cache, other)
-    assert not narrow._graphs
+    assert not len(narrow.captured)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -304,7 +304,7 @@ def test_the_decoder_takes_the_graph_on_a_gpu(narrow: Decoder, ids: Tensor) -> N
     cache = _asked(narrow, ids, policy)
     trace = _trace(narrow, False)
     narrow.decode(ids[NUM_ROWS : NUM_ROWS + 1], cache, policy, trace)
-    assert narrow._graphs and cache.length == NUM_ROWS + 1
+    assert len(narrow.captured) and cache.length == NUM_ROWS + 1
     assert int(trace.selected.sum()) > 0
     capacity = cache.capacity
     for _ in range(capacity - cache.length + 2):  # grows, and captures anew

@@ -184,19 +184,19 @@ def test_each_policy_keeps_its_captured_step(model: Model, monkeypatch: pytest.M
         runner.answers(model.prompts().make(_sample(number)), variants)
         with monkeypatch.context() as patch:
             patch.setattr(ops, "on_triton", lambda x: True)
-            kept.append([decoder._step_graph(runner._cache, policy, None) for policy in policies])
+            kept.append([decoder.captured.step(runner._cache, policy, None) for policy in policies])
     assert [graph is None for graph in kept[0]] == [p.kernel_plan() is None for p in policies]
     assert len({id(graph) for graph in kept[0] if graph is not None}) == 5
     assert all(a is b for a, b in zip(*kept, strict=True))
     other = decoder.new_cache(LENGTH)
     with monkeypatch.context() as patch:
         patch.setattr(ops, "on_triton", lambda x: True)
-        assert decoder._step_graph(other, policies[0], None) not in kept[0]
-        assert len(decoder._graphs) == 1
-        decoder.max_graphs = 1
+        assert decoder.captured.step(other, policies[0], None) not in kept[0]
+        assert len(decoder.captured._steps) == 1
+        decoder.captured.most = 1
         for policy in policies:
-            decoder._step_graph(runner._cache, policy, None)
-            assert len(decoder._graphs) == int(policy.kernel_plan() is not None)
+            decoder.captured.step(runner._cache, policy, None)
+            assert len(decoder.captured._steps) == int(policy.kernel_plan() is not None)
 
 
 @pytest.mark.gpu
@@ -211,10 +211,10 @@ def test_captured_steps_answer_alike_alone_and_in_turns(model_dir: Path) -> None
         for in_conversation in (False, True):
             prompt = model.prompts().make(_sample(number, in_conversation))
             together = runner.answers(prompt, variants)
-            graphs = dict(decoder._graphs)
+            graphs = dict(decoder.captured._steps)
             assert len(graphs) == 7
             assert runner.answers(prompt, variants) == together
-            assert all(decoder._graphs[key] is graph for key, graph in graphs.items())
+            assert all(decoder.captured._steps[key] is graph for key, graph in graphs.items())
     for variant in variants:
         alone = Runner(decoder, model.tokenizer, [variant], LENGTH)
         assert alone.answers(prompt, [variant]) == {variant: together[variant]}

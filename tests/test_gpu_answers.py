@@ -30,7 +30,7 @@ def _logits(
     step = decoder.decode if graph else decoder.decode_with_torch
     logits = [decoder.extend(question, cache, policy).clone()]
     logits += [step(token[None], cache, policy).clone() for token in answer]
-    assert bool(decoder._graphs) == graph
+    assert bool(len(decoder.captured)) == graph
     cache.truncate(start)
     return torch.stack(logits)
 

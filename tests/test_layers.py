@@ -17,19 +17,19 @@ LAYERS = (
     "errors values config events plain_text disk",
     "document page_ranges reading formats sections html_text epub docx_text textfile normalize "
     "running completeness page_choice page_edits typeset contents continued "
-    "pdf reader_child pdf_fields pdf_file pdf_layout pdf_marks pdf_pdfium pdf_pypdf pdf_repair "
-    "reader_pool tokenizer tokenizer_files tokenizer_tables tiktoken_bpe vocabulary normal_form "
-    "catalog hub wheels model_files",
+    "pdf reader_child pdf_fields pdf_file pdf_highlights pdf_layout pdf_marks pdf_pdfium pdf_pypdf "
+    "pdf_repair reader_pool tokenizer tokenizer_files tokenizer_tables tiktoken_bpe vocabulary "
+    "normal_form catalog hub wheels model_files",
     "prompt chat_format "
     "store atomic block entry inventory locks manifest pinned prefix records space store_dirs "
     "tensorfile weights convert gguf_model gguf_reader hf_model model_config rope",
     "cache index",
     "policies",
-    "attention device sampling trace",
-    "evidence heat model decode_graph network reread step_buffers",
-    "session reply ingest live history",
+    "attention device network past_window sampling step_buffers trace",
+    "evidence heat model captured decode_graph reread",
+    "session reply context ingest live history",
     "render progress strip schema conversation output_file transcript "
-    "report report_html checkup bench evaluate",
+    "report report_html report_pdf checkup bench evaluate",
     "repl line_input cli commands __main__",
 )
 KERNEL_USERS = 3  # the lowest layer that may import longread_kernels

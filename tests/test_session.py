@@ -320,6 +320,7 @@ def test_too_long_documents_are_refused_with_the_numbers(
 ) -> None:
     document = tmp_path / "long.txt"
     document.write_text(CONSTITUTION.read_text() * 2)
+    settings = replace(settings, context="dense")
     with pytest.raises(ContextError) as caught:
         _open(Session(settings), document)
     message = str(caught.value)

@@ -39,6 +39,7 @@ def ask(
     pages: options.Pages = None,
     password: options.Password = None,
     model: options.Model = None,
+    context: options.Context = None,
     policy: options.Policy = None,
     budget: options.Budget = None,
     vote: options.Vote = None,
@@ -72,7 +73,6 @@ def ask(
     from longread.commands.run import Run
     from longread.errors import UsageError
     from longread.events import Answer
-    from longread.history import Turn
     from longread.plain_text import one_line
     from longread.render import opened_line
     from longread.report import report_path, write_report
@@ -87,7 +87,7 @@ def ask(
     run = Run.start(ctx)
     screen = run.screen
     conversation = run.converse(sources, pages=pages, password=password, name=session)
-    target = None if report is None else report_path(report, conversation.sources)
+    target = None if report is None else report_path(report, conversation)
     opened = run.open(conversation)
     conversation.session.reading.follows_tokens = target is not None
     screen.note(f"longread: {opened_line(opened)}")
@@ -107,8 +107,7 @@ def ask(
         if show_selected:
             screen.selected(answer.selection, opened.documents)
         if target is not None:
-            write_report(target, Turn(text, answer), conversation.session.reading)
-            screen.note(f"longread: report written to {one_line(str(target))}")
+            screen.note(f"longread: {write_report(target, conversation)}")
         if run.verbose:
             screen.note(f"longread: {_timings_line(answer)}")
         if answer.finish_reason == "interrupted":

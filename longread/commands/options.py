@@ -69,6 +69,10 @@ IndexDim = Annotated[
     str | None,
     typer.Option("--index-dim", metavar="N", help="Width; 0: a quarter of a head, 32 at least."),
 ]
+Context = Annotated[
+    str | None,
+    typer.Option("--context", metavar="MODE", help="How to read: auto, dense or select."),
+]
 SinkSize = Annotated[
     str | None, typer.Option("--sink-size", metavar="N", help="First rows that are always read.")
 ]
@@ -129,7 +133,9 @@ Verbose = Annotated[
 Report = Annotated[
     str | None,
     typer.Option(
-        "--report", metavar="FILE", help="Write the text with what was looked at: FILE.html."
+        "--report",
+        metavar="FILE",
+        help="Write what was looked at: FILE.html, or FILE.pdf, a copy with highlights.",
     ),
 ]
 ShowSelected = Annotated[

@@ -106,7 +106,7 @@ class Runner:
         self._cache = decoder.new_cache(min(decoder.config.window, num_tokens + _SPARE_ROWS))
         # Kept from sample to sample, with their indexes, so that their plans stay equal.
         self._policies = {variant: variant.make(num_tokens) for variant in variants}
-        decoder.max_graphs = len(self._policies) + 1
+        decoder.captured.most = len(self._policies) + 1
 
     def answers(self, prompt: Prompt, variants: Sequence[Variant]) -> dict[Variant, list[Said]]:
         """What each variant says to each question. Raises ContextError over the model's window."""

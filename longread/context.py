@@ -1,0 +1,79 @@
+"""How documents are read: with dense attention, or by selection where they pass the model's window;
+and which policies can answer from what was read by selection.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from longread.config import Settings
+from longread.errors import UsageError
+from longread.events import Notice
+from longread.model import Decoder
+from longread.past_window import MOST_ROWS
+from longread.policies import Policy, TokenSelect, make_policy
+from longread.prompt import ChatFormat, TokenizedDocument, build_prompt
+from longread.tokenizer import Tokenizer
+from longread.weights import ModelConfig
+
+QUESTION_RESERVE = 256  # tokens kept free for the question and the template around it
+
+
+def reads_past_window(
+    settings: Settings,
+    tokenizer: Tokenizer,
+    chat: ChatFormat,
+    tokenized: Sequence[TokenizedDocument],
+    config: ModelConfig,
+) -> bool:
+    """Whether the documents are read by selection: where it is asked for, or where they must be.
+
+    With `truncate` they are cut to the window instead. Raises UsageError where a policy other than
+    tokenselect is asked for as well.
+    """
+    can_select = settings.policy == "tokenselect"
+    if settings.context == "select" and not can_select:
+        raise UsageError(
+            f"--context select reads by selection, which --policy {settings.policy} cannot go on "
+            "with: leave one of the two out"
+        )
+    if settings.context != "auto":
+        return settings.context == "select"
+    num_tokens = len(build_prompt(tokenizer, chat, tokenized).token_ids)
+    too_long = num_tokens + QUESTION_RESERVE + settings.max_tokens > config.window
+    return too_long and can_select and not settings.truncate
+
+
+def widened(config: ModelConfig) -> ModelConfig:
+    """The config of a model that reads by selection."""
+    return dataclasses.replace(config, window=MOST_ROWS)
+
+
+def selection_notice(decoder: Decoder, num_tokens: int) -> Notice:
+    """What a user is told whose documents pass the window."""
+    return Notice(
+        f"{num_tokens:,} tokens are read by selection: {decoder.config.name} was trained for "
+        f"{decoder.trained_window:,}"
+    )
+
+
+def answering_policy(settings: Settings, decoder: Decoder, num_rows: int) -> Policy:
+    """The policy of the settings for documents of `num_rows` rows, as the decoder has read them.
+
+    What it reads past the window must fit into the window: a budget that is a share counts from no
+    more rows than that. Raises UsageError for what cannot answer so.
+    """
+    if not decoder.is_past_window:
+        return make_policy(settings, num_rows)
+    window = decoder.trained_window
+    policy = make_policy(settings, min(num_rows, window))
+    if not isinstance(policy, TokenSelect):
+        raise UsageError(f"--policy {settings.policy} cannot answer past the model's window")
+    room = window - QUESTION_RESERVE - settings.max_tokens
+    if policy.budget is None or policy.sink_size + policy.window_size + policy.budget > room:
+        raise UsageError(
+            f"past the window of {window:,} tokens an answer can read {room:,} rows, the first and "
+            f"the last ones among them: give a smaller budget than {settings.budget}"
+        )
+    return policy

@@ -1,0 +1,234 @@
+"""Reading past the model's window: contiguous positions, chosen rows, a session that does so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import inline_reader  # noqa: F401
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+from longread import past_window
+from longread.config import Settings
+from longread.errors import ContextError, UsageError
+from longread.events import Answer, Event, Notice, Opened
+from longread.model import Decoder
+from longread.policies import Dense, TokenSelect, Turn
+from longread.session import Session
+from longread.trace import Trace
+from longread.weights import load_config, load_weights
+
+SINKS, CHOSEN, LOCAL, CHUNK = 4, 12, 8, 16
+NUM_ROWS = 150
+CONSTITUTION = Path(__file__).parent.parent / "sample_docs" / "us_constitution.txt"
+
+
+@pytest.fixture(scope="module", params=("qwen2", "qwen3"))
+def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("past")
+    return tiny.convert(tiny.save_hf_folder(root / "hf", request.param), root / "models")
+
+
+def _decoder(converted: Path, past: bool) -> Decoder:
+    weights = load_weights(converted, device="cpu", dtype=torch.float32)
+    config = load_config(converted)
+    return Decoder(config, weights, torch.device("cpu"), torch.float32, past_window=past)
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows, so that a short document is already past what is read at once."""
+    monkeypatch.setattr(past_window, "_SINK_SIZE", SINKS)
+    monkeypatch.setattr(past_window, "_NUM_CHOSEN", CHOSEN)
+    monkeypatch.setattr(past_window, "_LOCAL_SIZE", LOCAL)
+    monkeypatch.setattr(past_window, "_NUM_VOTERS", 2)
+    monkeypatch.setattr(past_window.SelectedAttention, "chunk_tokens", CHUNK)
+
+
+def _ids(decoder: Decoder) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(0, decoder.config.vocab_size, (NUM_ROWS + 30,), generator=generator)
+
+
+@torch.inference_mode()
+def _logits(decoder: Decoder, policy: TokenSelect | Dense, trace: Trace | None = None) -> Tensor:
+    """Of the question's last token and of two tokens of an answer."""
+    ids, cache = _ids(decoder), decoder.new_cache(NUM_ROWS + 30)
+    cache.k.fill_(torch.nan)
+    cache.v.fill_(torch.nan)
+    decoder.prefill(ids[:NUM_ROWS], cache)
+    policy.prepare(cache)
+    policy.start_turn(Turn(NUM_ROWS, NUM_ROWS + 10))
+    logits = [decoder.extend(ids[NUM_ROWS : NUM_ROWS + 10], cache, policy, trace)]
+    for row in (NUM_ROWS + 10, NUM_ROWS + 11):
+        logits.append(decoder.decode(ids[row : row + 1], cache, policy, trace))
+    return torch.stack(logits)
+
+
+@pytest.mark.parametrize("policy", (Dense(), TokenSelect(budget=NUM_ROWS)), ids=str)
+def test_what_can_be_read_at_once_is_read_as_within_the_window(
+    converted: Path, policy: TokenSelect | Dense
+) -> None:
+    """All rows have the positions that they stand at, turned later and not before."""
+    near, far = _decoder(converted, False), _decoder(converted, True)
+    torch.testing.assert_close(_logits(far, policy), _logits(near, policy), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_no_distance_is_longer_than_what_is_read_at_once(
+    converted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = _decoder(converted, True)
+    ends = []
+    real = decoder.network.rope_rows
+
+    def rope_rows(start: int, end: int) -> tuple[Tensor, Tensor]:
+        ends.append(end)
+        return real(start, end)
+
+    monkeypatch.setattr(decoder.network, "rope_rows", rope_rows)
+    policy = TokenSelect(budget=20, sink_size=2, window_size=5)
+    assert _logits(decoder, policy).isfinite().all()
+    assert max(ends) <= max(SINKS + CHOSEN + LOCAL + CHUNK, 20 + 2 + 5 + 10)
+
+
+@pytest.mark.usefixtures("narrow")
+@torch.inference_mode()
+def test_a_chunk_attends_to_the_rows_that_its_queries_vote_for(converted: Path) -> None:
+    decoder = _decoder(converted, True)
+    attention = past_window.SelectedAttention(decoder.network)
+    ids, cache = _ids(decoder), decoder.new_cache(NUM_ROWS)
+    decoder.prefill(ids[:NUM_ROWS], cache)
+    start, head_dim, num_kv_heads = 128, decoder.config.head_dim, 2
+    generator = torch.Generator().manual_seed(5)
+    q = torch.randn(CHUNK, 6, head_dim, generator=generator)
+    found = attention.read(q, cache, 1, start, None, None).view(CHUNK, 6, head_dim)
+
+    def turned(x: Tensor, position: int) -> Tensor:
+        cos, sin = decoder.network.rope_rows(position, position + 1)
+        low, high = x.chunk(2)
+        return torch.cat((low * cos[0] - high * sin[0], high * cos[0] + low * sin[0]))
+
+    expected = torch.empty_like(found)
+    for kv_head in range(num_kv_heads):
+        k, v = cache.k[1, kv_head], cache.v[1, kv_head]
+        votes = torch.zeros(start)
+        for head in range(3 * kv_head, 3 * kv_head + 3):
+            for half in (q[:8], q[8:]):
+                scored = [turned(one, LOCAL) for one in half[:, head]]
+                mean = torch.stack(scored).mean(dim=0)
+                votes[SINKS : start - LOCAL] += torch.softmax(
+                    k[SINKS : start - LOCAL] @ mean * head_dim**-0.5, dim=0
+                )
+        best = votes.topk(CHOSEN).indices.sort().values.tolist()
+        rows = [*range(SINKS), *best, *range(start - LOCAL, start + CHUNK)]
+        keys = torch.stack([turned(k[row], place) for place, row in enumerate(rows)])
+        num_earlier = len(rows) - CHUNK
+        for token in range(CHUNK):
+            seen = num_earlier + token + 1
+            for head in range(3 * kv_head, 3 * kv_head + 3):
+                query = turned(q[token, head], seen - 1)
+                probs = torch.softmax(keys[:seen] @ query * head_dim**-0.5, dim=0)
+                expected[token, head] = probs @ v[rows[:seen]]
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_the_trace_names_rows_of_the_document(converted: Path) -> None:
+    decoder = _decoder(converted, True)
+    config = decoder.config
+    trace = Trace(
+        config.num_hidden_layers,
+        config.num_key_value_heads,
+        NUM_ROWS,
+        device=decoder.device,
+        keep_steps=True,
+    )
+    _logits(decoder, TokenSelect(budget=20, sink_size=2, window_size=5), trace)
+    assert trace.num_steps == 2 and 0.1 < trace.fraction_kept < 0.4
+    for layers in trace.steps:
+        for rows in layers:
+            assert rows is not None and rows.shape[0] == 2
+            for head_rows in rows.tolist():
+                there = [row for row in head_rows if row >= 0]
+                assert there == sorted(set(there)) and set(range(2)) <= set(there)
+    per_head = trace.mass.sum(dim=-1)  # of three query heads, at the question's end and two steps
+    assert (per_head > 0).all() and (per_head <= 9.001).all()
+
+
+@torch.inference_mode()
+@pytest.mark.usefixtures("narrow")
+def test_reading_goes_on_where_it_was_left(converted: Path) -> None:
+    decoder = _decoder(converted, True)
+    ids = _ids(decoder)[:NUM_ROWS]
+    whole, parts = decoder.new_cache(NUM_ROWS), decoder.new_cache(NUM_ROWS)
+    decoder.prefill(ids, whole)
+    for part in ids.split(3 * CHUNK):
+        decoder.prefill(part, parts)
+    torch.testing.assert_close(parts.k, whole.k)
+    torch.testing.assert_close(parts.v, whole.v)
+
+
+def _last(events: Iterable[Event], notices: list[str] | None = None) -> Event:
+    last = None
+    for last in events:
+        if notices is not None and isinstance(last, Notice):
+            notices.append(last.message)
+    assert last is not None
+    return last
+
+
+@pytest.fixture
+def long_settings(converted: Path, settings: Settings, tmp_path: Path) -> Settings:
+    """A model whose window the Constitution passes by far."""
+    return replace(settings, model=str(converted), max_tokens=20, budget="60", window_size=32)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_session_reads_on_by_selection_and_says_so(long_settings: Settings) -> None:
+    notices: list[str] = []
+    session = Session(long_settings)
+    opened = _last(session.open([str(CONSTITUTION)]), notices)
+    assert isinstance(opened, Opened) and opened.cache.tokens_prefilled > tiny.WINDOW
+    assert any("are read by selection" in text and "1,024" in text for text in notices)
+    answers = []
+    for _ in range(2):
+        answer = _last(session.ask("When was Amendment XXVII ratified?"))
+        assert isinstance(answer, Answer) and 0 < answer.selection.fraction_kept < 0.1
+        answers.append(answer.text)
+    again = Session(long_settings)
+    reopened = _last(again.open([str(CONSTITUTION)]))
+    assert isinstance(reopened, Opened) and reopened.cache.hit
+    answer = _last(again.ask("When was Amendment XXVII ratified?"))
+    assert isinstance(answer, Answer) and answer.text == answers[0]
+
+
+@pytest.mark.usefixtures("narrow")
+def test_how_documents_are_read_is_part_of_the_entry(
+    long_settings: Settings, tmp_path: Path
+) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text(CONSTITUTION.read_text()[:1000])
+    for context in ("dense", "select"):
+        opened = _last(Session(replace(long_settings, context=context)).open([str(short)]))
+        assert isinstance(opened, Opened) and not opened.cache.hit
+
+
+def test_what_cannot_go_on_past_the_window_is_refused(long_settings: Settings) -> None:
+    def open_with(**changes: str) -> None:
+        _last(Session(replace(long_settings, **changes)).open([str(CONSTITUTION)]))  # type: ignore[arg-type]
+
+    with pytest.raises(ContextError, match="the window of .* is 1,024"):
+        open_with(context="dense")
+    with pytest.raises(ContextError, match="--policy tokenselect"):
+        open_with(policy="dense")
+    with pytest.raises(UsageError, match="leave one of the two out"):
+        open_with(policy="snapkv", context="select")
+    with pytest.raises(UsageError, match="give a smaller budget than 900"):
+        open_with(budget="900")
+    with pytest.raises(UsageError, match="give a smaller budget than 100%"):
+        open_with(budget="100%")
