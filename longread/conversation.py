@@ -163,18 +163,13 @@ class Conversation:
         self._on_disk: dict[str, list[tuple[str, str]]] = {}
         if name is not None and matter.created is not None:
             self._on_disk[name] = _texts(matter.turns)
-        self._matter = matter
+        self.matter = matter
         self._password = password
         self._created = matter.created or datetime.now(UTC).isoformat(timespec="seconds")
 
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The documents as they were named."""
-        return self._matter.sources
-
     def open(self) -> Iterator[Event]:
         """Read the documents and the saved turns; InterruptedByUser on Ctrl-C."""
-        matter = self._matter
+        matter = self.matter
         stdin = io.BytesIO(matter.stdin_data) if matter.stdin_data is not None else None
         try:
             yield from self.session.open(
@@ -211,7 +206,7 @@ class Conversation:
         Writes over nothing that it does not know: UsageError where another conversation has that
         name, StoreError where another process has gone on with this one.
         """
-        self._matter.check_can_be_saved()
+        self.matter.check_can_be_saved()
         if history.exists(self.settings.sessions_dir, name):
             if name not in self._on_disk:
                 raise UsageError(
@@ -240,8 +235,8 @@ class Conversation:
             created=self._created,
             # A file or folder is still meant when the session is taken up from elsewhere.
             model=os.path.abspath(model) if os.path.exists(model) else model,
-            sources=tuple(_absolute(source) for source in self._matter.sources),
-            sha256s=self._matter.sha256s,
-            pages=self._matter.pages,
+            sources=tuple(_absolute(source) for source in self.matter.sources),
+            sha256s=self.matter.sha256s,
+            pages=self.matter.pages,
             turns=tuple(self.session.turns),
         )

@@ -76,6 +76,18 @@ class PdfiumFile:
         finally:
             page.close()
 
+    def chars(self, page_idx: int) -> list[Char]:
+        """The characters of one page in PDFium's order, with their boxes in the page's space."""
+        page = self._document[page_idx]
+        try:
+            textpage = page.get_textpage()
+            try:
+                return self._chars(textpage)
+            finally:
+                textpage.close()
+        finally:
+            page.close()
+
     def _has_notes(self, page: Any) -> bool:
         """Whether a page has form fields or notes; links do not count."""
         raw = self._raw

@@ -6,6 +6,7 @@ in a tenth of a second; what a hostile file does to it ends with it.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from typing import Any, BinaryIO
 from longread import formats
 from longread.errors import DocumentError
 from longread.pdf_file import PdfFile, UnreadableError, reason
+from longread.pdf_highlights import Quote, check_can_be_copied, highlighted
 from longread.pdf_pdfium import LockedError
 
 
@@ -57,6 +59,8 @@ def serve(data: bytes, jobs: BinaryIO, replies: BinaryIO) -> None:
                 )
                 sections = [(section.heading, section.text) for section in found]
                 reply = {"state": "read", "sections": sections, "warnings": warnings}
+            elif job["do"] == "highlight":
+                reply = {"state": "written"} | _highlight(data, job["quotes"])
             else:
                 assert file is not None, "a page before the file is open"
                 reply = vars(file.read(job["page"], job["first"])) | {"state": "read"}
@@ -71,6 +75,15 @@ def serve(data: bytes, jobs: BinaryIO, replies: BinaryIO) -> None:
         except Exception as exc:
             reply = {"state": "failed", "reason": reason(exc)}
         _send(replies, reply)
+
+
+def _highlight(data: bytes, quotes: list[tuple[int, str, str]] | None) -> dict[str, Any]:
+    """Make the copy, or without quotes only see whether one can be made."""
+    if quotes is None:
+        check_can_be_copied(data)
+        return {}
+    copy, found = highlighted(data, [Quote(*quote) for quote in quotes])
+    return {"copy": base64.b64encode(copy).decode(), "found": found}
 
 
 def _send(replies: BinaryIO, reply: dict[str, Any]) -> None:

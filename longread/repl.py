@@ -45,9 +45,7 @@ COMMANDS = {
     "/undo": Command("/undo", "forget the last question and its answer"),
     "/save": Command("/save NAME", "save the conversation; later turns are saved with it"),
     "/export": Command("/export FILE", "write the conversation as Markdown, or as JSON (.json)"),
-    "/report": Command(
-        "/report FILE", "write the text with what the last answer looked at (.html)"
-    ),
+    "/report": Command("/report FILE", "write what the last answer looked at: .html, or .pdf"),
     "/quit": Command("/quit", "leave (also Ctrl-D)"),
 }
 
@@ -209,7 +207,5 @@ class Repl:
 
     def _report(self, file: str) -> None:
         self._last()
-        session = self._conversation.session
-        path = report_path(file, self._conversation.sources)
-        write_report(path, session.turns[-1], session.reading)
-        self._screen.tell(f"written to {one_line(str(path))}")
+        path = report_path(file, self._conversation)
+        self._screen.tell(write_report(path, self._conversation))
