@@ -75,16 +75,26 @@ class TokenHeat:
         self._bounds = bounds
         self._mass: list[Tensor] = []  # cumulative, [passages] each
         self._chosen: list[Tensor] = []
+        self._asked: Tensor | None = None
 
     def __call__(self, trace: Trace) -> None:
         """Keep where the sums over all layers and KV heads stand now."""
         mass = trace.mass.sum(dim=(0, 1), dtype=torch.float64)
         self._mass.append(self._bounds.sums(mass))
         self._chosen.append(self._bounds.sums(trace.selected.sum(dim=(0, 1))))
+        if not trace.num_steps:
+            # A trace counts no choices while the question is read; what was read has some mass.
+            self._asked = self._bounds.sums((trace.mass > 0).sum(dim=(0, 1)))
 
-    def per_step(self) -> tuple[np.ndarray, np.ndarray]:
-        """What each step added: mass and choices, float64 [steps, passages]."""
-        return _differences(self._mass), _differences(self._chosen)
+    def per_step(self, queries_per_kv: int) -> tuple[np.ndarray, np.ndarray]:
+        """What each step added: mass and choices, float64 [steps, passages].
+
+        queries_per_kv: a choice is counted once for each query head.
+        """
+        chosen = _differences(self._chosen) / queries_per_kv
+        if self._asked is not None:
+            chosen[0] = self._asked.cpu().numpy()
+        return _differences(self._mass), chosen
 
 
 class Reading:
@@ -151,16 +161,14 @@ def heat_of(
     mass = np.stack([bounds.sums(layer).cpu().numpy() for layer in trace.mass])
     chosen = np.stack([bounds.sums(layer).cpu().numpy() for layer in trace.selected])
     num_layers, num_kv_heads = mass.shape[:2]
-    per_step = lens * queries_per_kv  # a trace counts a choice once for each query head
-    step_mass, step_chosen = steps.per_step()
+    step_mass, step_chosen = steps.per_step(queries_per_kv)
     num_tokens = min(len(tokens), len(step_mass))
-    step_chosen = step_chosen[:num_tokens] / (per_step * num_layers * num_kv_heads)
-    step_chosen[:1] = 1.0  # the question is read with all rows
+    step_chosen = step_chosen[:num_tokens] / (lens * num_layers * num_kv_heads)
     step_mass = step_mass[:num_tokens]
     step_mass = step_mass / step_mass.sum(axis=-1, keepdims=True).clip(min=1e-12)
     return Heat(
         attention=(mass / max(float(mass.sum()), 1e-12)).astype(np.float32),
-        chosen=(chosen / (per_step * max(trace.num_steps, 1))).astype(np.float32),
+        chosen=(chosen / (lens * queries_per_kv * max(trace.num_steps, 1))).astype(np.float32),
         tokens=tuple(tokens[:num_tokens]),
         token_attention=step_mass.astype(np.float32),
         token_chosen=step_chosen.clip(0.0, 1.0).astype(np.float32),

@@ -84,7 +84,7 @@ def test_heat_adds_up(settings: Settings, document: Path) -> None:
     assert "".join(heat.tokens).strip() == answer.text
     assert 0.05 < heat.chosen.mean() < 0.2
     # The first token comes from the question, which reads all rows and is no step of the answer.
-    assert (heat.token_chosen[0] == 1.0).all()
+    np.testing.assert_allclose(heat.token_chosen[0], 1.0)
     by_token = heat.token_chosen[1:].mean(axis=0)
     np.testing.assert_allclose(by_token, heat.chosen.mean(axis=(0, 1)), atol=1e-5)
 
@@ -122,3 +122,14 @@ def test_heat_of_what_was_not_followed(settings: Settings, document: Path) -> No
     session.undo()
     with pytest.raises(UsageError, match="ask it again"):
         session.reading.heat()
+
+
+def test_what_a_question_chose_past_the_window_is_told(settings: Settings, tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_text(CONSTITUTION.read_text()[:36_000])
+    session = _opened(replace(settings, context="select", no_cache=True), path)
+    assert session.documents[0].num_tokens > 9000
+    _ask(session)
+    heat = session.reading.heat()
+    assert 0.1 < heat.token_chosen[0].mean() < 0.99
+    assert heat.token_attention[0].sum() == pytest.approx(1.0, abs=1e-4)
