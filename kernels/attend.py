@@ -210,6 +210,9 @@ def attend_token(
     assert parts.shape == (num_heads, num_splits, head_dim) and q.dtype == k.dtype == v.dtype
     assert part_stats.shape == (num_heads, num_splits, 2) and log_sum.shape == (num_heads,)
     assert logits is None or num_branches == 1, "one branch is traced"
+    assert chosen is None or (
+        chosen.is_contiguous() and chosen.shape[:-1].numel() == num_branches * num_kv_heads
+    )
     padded_dim = max(16, triton.next_power_of_2(head_dim))
     options = launch_options(q)
     apart = num_branches if chosen is not None else 1

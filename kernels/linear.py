@@ -4,6 +4,7 @@ between the products of many tokens.
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
@@ -130,6 +131,9 @@ def matvec(
     assert not (gated and bias is not None), "a gated product has no bias"
     if x.shape[0] > 1:
         normed = F.rms_norm(x, (num_columns,), norm, eps) if norm is not None else x
+        if residual is not None and bias is None:
+            torch.addmm(residual, normed, weight.T, out=out)
+            return
         product = F.linear(normed, weight, bias)
         product = swiglu(product) if gated else product
         out.copy_(product if residual is None else product + residual)

@@ -73,7 +73,7 @@ def line_votes(
     rows = first_rows[:, None] + (lines // INDEX_DIM)[None, :]
     places = slab_row(rows, num_shared, branch, branch_rows, BRANCHED)
     tile = tl.load(
-        rows_ptr + places * index_dim + columns[None, :],
+        rows_ptr + places.to(tl.int64) * index_dim + columns[None, :],
         mask=(rows < num_rows) & (columns < index_dim)[None, :],
         other=0.0,
     )

@@ -3,7 +3,7 @@ kernel, without a sort and without the host.
 
 The rows of a KV head are dealt out to shares in stripes of 16, and each share chooses its part of
 the budget. A passage so meets many shares; what this loses against one choice over all rows is
-measured in docs/performance.md.
+measured in docs/quality.md.
 """
 
 from __future__ import annotations
@@ -112,11 +112,11 @@ def choose_rows_kernel(
     keys = tl.where(rows < sink_end, -1, keys)
     keys = tl.where((rows >= middle) & (rows < middle_end), -1, keys)
     keys = tl.where(rows >= tail, -1, keys)  # and what lies past the last row
-    first_place = (budget * share) // num_shares
-    quota = (budget * (share + 1)) // num_shares - first_place
-    # `low`: enough keys are over it, or it is -1. `high`: too few are.
+    first_place = budget * share.to(tl.int64) // num_shares
+    quota = (budget * (share.to(tl.int64) + 1) // num_shares - first_place).to(tl.int32)
+    # `low`: enough keys are over it, or all that may be chosen. `high`: too few are.
     high = tl.max(keys, 0)
-    low = tl.maximum(tl.min(keys, 0) - 1, -1)
+    low = tl.minimum(tl.min(tl.where(keys < 0, 0x7FFFFFFF, keys), 0) - 1, high)
     for _ in tl.static_range(CUTS):
         third = (high - low) // 3 + 1
         first, second = low + third, low + 2 * third

@@ -101,6 +101,7 @@ class StepGraph:
         """
         room = self._branches.rows(self._cache.capacity)
         assert max(rows) < room, "the cache has no room for the token"
+        assert min(rows) >= self._branches.num_shared, "a row of all branches would be overwritten"
         rows, turns = tuple(rows), tuple(turns)
         same_turns = len(turns) == len(self._turns) and all(map(operator.is_, turns, self._turns))
         if not same_turns or rows != self._expected:

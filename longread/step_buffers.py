@@ -37,6 +37,7 @@ class Branches:
         if self.count == 1:
             return capacity
         assert self.num_shared + self.count * self.branch_rows <= capacity, "no room for branches"
+        assert self.branch_rows > 0, "a branch needs rows of its own"
         return self.num_shared + self.branch_rows
 
 

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 from triton_case import ON_GPU, narrow_decoder
 
+from longread import decode_graph
 from longread.bench import decode
 from longread.decode_graph import StepGraph
 from longread.errors import LongreadError, UsageError
 from longread.model import Decoder
+from longread.policies import TokenSelect
 
 NUM_ROWS = 200
 
@@ -52,20 +54,38 @@ def test_each_variant_is_compared_and_timed(decoder: Decoder, batch: int) -> Non
     assert 0.1 < selected.mass_kept <= selected.best_mass < 1
 
 
+@pytest.mark.parametrize("factor", (1.1, float("nan")))
 @pytest.mark.parametrize("batch", (1, 3))
 def test_a_step_that_differs_is_not_timed(
-    decoder: Decoder, batch: int, monkeypatch: pytest.MonkeyPatch
+    decoder: Decoder, batch: int, factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = StepGraph.step_branches
 
     def last_branch_wrong(self: StepGraph, *args: object) -> Tensor:
         logits = real(self, *args).clone()  # type: ignore[arg-type]
-        logits[-1] *= 1.1
+        logits[-1] *= factor
         return logits
 
     monkeypatch.setattr(StepGraph, "step_branches", last_branch_wrong)
     with pytest.raises(LongreadError, match="the logits differ from torch's by"):
         decode.run(decoder, NUM_ROWS, decode.variants([], NUM_ROWS, "group", "int8", 1), 1, batch)
+
+
+@pytest.mark.parametrize("rows", ("the same", "one twice", "a kept one"))
+@pytest.mark.parametrize("batch", (1, 3))
+def test_a_step_that_chooses_badly_is_not_timed(
+    decoder: Decoder, batch: int, rows: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def choose_badly(*args: Tensor, **options: object) -> None:
+        chosen = args[4]
+        chosen.copy_(torch.arange(chosen.shape[-1]) + 10)
+        if rows != "the same":
+            chosen[..., 3] = chosen[..., 2] if rows == "one twice" else 1
+
+    monkeypatch.setattr(decode_graph.topk, "choose_rows", choose_badly)
+    policies = {"40": TokenSelect(budget=40, window_size=16)}
+    with pytest.raises(LongreadError, match="chosen .*: nothing is timed"):
+        decode.run(decoder, NUM_ROWS, policies, 1, batch)
 
 
 def test_what_cannot_be_timed_is_refused(decoder: Decoder) -> None:

@@ -211,7 +211,7 @@ def _check_choose_rows(
     )
     ranking = reference_decode.votes_ref(cpu_query, cpu_index, num_rows, summed=summed)
     always = set(reference_decode.kept_rows_ref(cpu_kept).tolist())
-    near = 0.01  # what nine cuts leave of all numbers that a vote can be, as logarithms
+    near = 0.003  # what nine cuts leave of the range of votes, as logarithms
     for head in range(NUM_KV_HEADS):
         for share in range(num_shares):
             part = slice(budget * share // num_shares, budget * (share + 1) // num_shares)

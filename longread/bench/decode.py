@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from longread_kernels.reference_decode import choose_rows_ref
+from longread_kernels.tables import IndexLayer
 from torch import Tensor
 
 from longread.bench.prefill import relative_rms
@@ -23,7 +25,7 @@ from longread.errors import LongreadError, UsageError
 from longread.model import Decoder
 from longread.policies import Dense, Policy, TokenSelect, Turn
 from longread.policies.kept import kept_ranges, row_tensor
-from longread.step_buffers import Branches, can_choose
+from longread.step_buffers import Branches, StepBuffers, can_choose
 
 QUESTION_LEN = 32
 SPARE_ROWS = 64
@@ -83,7 +85,6 @@ def run(
     figures = []
     for name, template in policies.items():
         policy = dataclasses.replace(template)
-        torch.cuda.reset_peak_memory_stats(decoder.device)
         cache.length = cache.capacity  # the branches' rows are indexed too
         policy.prepare(cache)
         cache.length = num_rows
@@ -93,6 +94,7 @@ def run(
             raise UsageError(f"{name} has no kernels to time: another vote, or a larger budget")
         graph = StepGraph(decoder.network, cache, plan, None, branches)
         mass = _check(decoder, cache, policy, graph, branches)
+        torch.cuda.reset_peak_memory_stats(decoder.device)  # what checks take is not the step's
         figures.append(
             DecodeFigures(
                 name,
@@ -145,12 +147,20 @@ def _check(
     kept_rows = row_tensor(ranges, token.device)
     dense = graph.reads_all(num_rows + 1, policy.turn)
     own = slice(branches.num_shared, branches.num_shared + branches.branch_rows)
+    slabs = [cache.k, cache.v]
+    index = graph.plan.index.layer(-1) if graph.plan.index is not None else None
+    if index is not None and not index.is_exact:
+        slabs.append(index.rows[None])
+    graph.buffers.kept.state[:, 0] -= 1  # the last layer's queries are those of this row
     masses: tuple[float | None, float | None] = (None, None)
     for branch in range(count):
         start = own.start + branch * branches.branch_rows
-        for slab in (cache.k, cache.v):  # the first branch's place is where a cache has its rows
+        for slab in slabs:  # the first branch's place is where a cache has its rows
             slab[:, :, own] = slab[:, :, start : start + branches.branch_rows]
         chosen = all_chosen[:, branch]
+        if not dense:
+            assert index is not None, "what selects has an index"
+            check_choice(graph.buffers, index, chosen, kept_rows, branch, graph.plan.summed)
         replayed = policy if dense else _Replay(chosen, kept_rows)
         expected = decoder.decode_with_torch(token, cache, replayed)
         cache.truncate(num_rows)
@@ -164,6 +174,40 @@ def _check(
     return masses
 
 
+def check_choice(
+    buffers: StepBuffers,
+    index: IndexLayer,
+    chosen: Tensor,
+    kept_rows: Tensor,
+    branch: int,
+    summed: bool,
+) -> None:
+    """Raise LongreadError where a step did not choose what its torch twin would.
+
+    chosen: [layers, H_kv, budget] int64 of one branch. In each layer no row may come twice or be a
+    kept one; in the layer whose queries the buffers hold, the last, 99 % must be the best rows.
+    index: of that layer, with the branch's rows where a cache has them.
+    """
+    order = chosen.sort(dim=-1).values
+    twice = ((order[..., 1:] == order[..., :-1]) & (order[..., 1:] >= 0)).any()
+    if twice or torch.isin(chosen, kept_rows).any():
+        raise LongreadError("a row was chosen twice, or is kept anyway: nothing is timed")
+    kept = dataclasses.replace(buffers.kept, state=buffers.kept.state[branch], num_shared=0)
+    query, num_branches = buffers.query, buffers.tokens.shape[0]
+    own = {
+        field.name: getattr(query, field.name).chunk(num_branches)[branch]
+        for field in dataclasses.fields(query)
+    }
+    wanted = torch.empty_like(chosen[-1], dtype=torch.int32)
+    choose_rows_ref(
+        dataclasses.replace(query, **own), index, kept, buffers.votes, wanted, summed=summed
+    )
+    pairs = zip(wanted.tolist(), chosen[-1].tolist(), strict=True)
+    missed = sum(len(set(best) - set(rows)) for best, rows in pairs)
+    if missed > 0.01 * wanted.numel():
+        raise LongreadError(f"{missed} of {wanted.numel()} chosen rows differ: nothing is timed")
+
+
 def _masses(
     cache: KVCache, graph: StepGraph, chosen: Tensor, kept_rows: Tensor
 ) -> tuple[float, float]:
@@ -172,12 +216,12 @@ def _masses(
     q_heads = graph.buffers.query.q.shape[0] // graph.buffers.tokens.shape[0]
     q = graph.buffers.query.q.float().reshape(-1, k.shape[0], q_heads // k.shape[0], k.shape[2])[0]
     probs = torch.softmax(torch.matmul(q * k.shape[2] ** -0.5, k.transpose(1, 2)), dim=-1)
-    kept = probs[:, :, kept_rows].sum(dim=-1)
-    rows = chosen[-1].clamp(min=0)[:, None].expand(-1, q.shape[1], -1)
-    mass = kept + (probs.gather(2, rows) * (chosen[-1] >= 0)[:, None]).sum(dim=-1)
-    probs[:, :, kept_rows] = 0
-    best = kept + probs.topk(chosen.shape[2], dim=-1).values.sum(dim=-1)
-    return float(mass.mean()), float(best.mean())
+    kept = probs[:, :, kept_rows].sum(dim=-1).mean()
+    probs = probs.mean(dim=1)  # [H_kv, S]: a KV head chooses for all its query heads
+    probs[:, kept_rows] = 0
+    mass = kept + (probs.gather(1, chosen[-1].clamp(min=0)) * (chosen[-1] >= 0)).sum(-1).mean()
+    best = kept + probs.topk(chosen.shape[2], dim=-1).values.sum(dim=-1).mean()
+    return float(mass), float(best)
 
 
 @dataclass

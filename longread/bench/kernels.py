@@ -17,15 +17,17 @@ from longread_kernels.tables import IndexLayer
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from longread.bench.decode import QUESTION_LEN, SPARE_ROWS, random_cache
+from longread.bench.decode import QUESTION_LEN, SPARE_ROWS, check_choice, random_cache
 from longread.bench.prefill import relative_rms
 from longread.bench.timing import graph_ms
 from longread.cache import KVCache
 from longread.decode_graph import StepGraph
-from longread.errors import LongreadError
+from longread.errors import LongreadError, UsageError
 from longread.model import Decoder
 from longread.network import Layer
 from longread.policies import TokenSelect, Turn
+from longread.policies.kept import kept_ranges, row_tensor
+from longread.step_buffers import can_choose
 
 _TOLERANCE = 0.01
 _COPY_BYTES = 1 << 30
@@ -42,17 +44,14 @@ class KernelFigures:
 
 
 @torch.inference_mode()
-def run(
-    decoder: Decoder, num_rows: int, budget: int, batches: Sequence[int], repeats: int
-) -> list[KernelFigures]:
-    """Time the products for each batch, then what chooses from `num_rows` rows and attends.
+def run(decoder: Decoder, num_rows: int, budget: int, repeats: int) -> list[KernelFigures]:
+    """Time the products of one token, then what chooses from `num_rows` rows and attends.
 
-    Raises LongreadError where a kernel's result is wrong, UsageError for rows past the window.
+    Raises LongreadError where a kernel's result is wrong, UsageError for rows past the window and
+    for a budget that leaves nothing to choose.
     """
     bytes_per_ms = _copy_rate(decoder.device, repeats)
-    figures = []
-    for batch in batches:
-        figures += _products(decoder, batch, bytes_per_ms, repeats)
+    figures = _products(decoder, bytes_per_ms, repeats)
     return figures + _attention(decoder, num_rows, budget, bytes_per_ms, repeats)
 
 
@@ -67,18 +66,16 @@ def _copy_rate(device: torch.device, repeats: int) -> float:
     return 2 * _COPY_BYTES / graph_ms(copy, repeats)
 
 
-def _products(
-    decoder: Decoder, batch: int, bytes_per_ms: float, repeats: int
-) -> list[KernelFigures]:
+def _products(decoder: Decoder, bytes_per_ms: float, repeats: int) -> list[KernelFigures]:
     """The matrix products of all layers and the head: ours, and the library's as torch calls it."""
     network, config = decoder.network, decoder.config
     eps = config.rms_norm_eps
 
     def random(size: int) -> Tensor:
-        return torch.randn(batch, size, device=decoder.device).to(decoder.dtype)
+        return torch.randn(1, size, device=decoder.device).to(decoder.dtype)
 
     def empty(size: int, dtype: torch.dtype = decoder.dtype) -> Tensor:
-        return torch.empty(batch, size, dtype=dtype, device=decoder.device)
+        return torch.empty(1, size, dtype=dtype, device=decoder.device)
 
     hidden, wide = random(config.hidden_size), random(config.intermediate_size)
     heads = random(config.num_attention_heads * config.head_dim)
@@ -146,7 +143,7 @@ def _products(
         floor_ms = sum(weight_of(layer).nbytes for layer in layers) / bytes_per_ms
         figures.append(
             KernelFigures(
-                f"{name}, batch {batch}",
+                name,
                 graph_ms(all_layers(ours), repeats),
                 graph_ms(all_layers(library), repeats),
                 floor_ms,
@@ -170,6 +167,8 @@ def _attention(
     policy.start_turn(Turn(num_rows - QUESTION_LEN, num_rows))
     plan = policy.kernel_plan()
     assert plan is not None and plan.index is not None
+    if not (budget < num_rows - QUESTION_LEN - 260 and can_choose(plan, cache.capacity)):
+        raise UsageError(f"{budget:,} rows cannot be chosen from {num_rows:,}: another --chosen")
     graph = StepGraph(decoder.network, cache, plan, None)
     graph.step(torch.tensor([7], device=decoder.device), policy.turn, None)
     cache.length = num_rows + 1
@@ -183,7 +182,7 @@ def _attention(
 
         return body
 
-    _check_attention(graph, cache, plan.index.layer(0))
+    _check_attention(graph, cache, plan.index.layer(0), policy.turn)
     row_bytes = 2 * cache.k.shape[1] * cache.k.shape[3] * cache.k.element_size()
     index_bytes = plan.index.layer(0).rows[:, :num_rows].nbytes
     num_read = graph.num_read(num_rows + 1, policy.turn)
@@ -219,22 +218,17 @@ def _attention(
     ]
 
 
-def _check_attention(graph: StepGraph, cache: KVCache, index: IndexLayer) -> None:
+def _check_attention(graph: StepGraph, cache: KVCache, index: IndexLayer, turn: Turn) -> None:
     """Compare the first layer's choice and both attentions with their torch twins."""
     buffers = graph.buffers
     graph.append(0, True)
     graph.attend(0, False, True)
     chosen, attended = buffers.chosen[0, 0], buffers.attended.clone()
-    wanted = torch.empty_like(chosen)
-    reference_decode.choose_rows_ref(
-        buffers.query, index, buffers.kept, buffers.votes, wanted, summed=graph.plan.summed
+    ranges = kept_ranges(
+        int(buffers.kept.state[0, 0]) + 1, turn, graph.plan.sink_size, graph.plan.window_size
     )
-    missed = sum(
-        len(set(best) - set(rows))
-        for best, rows in zip(wanted.tolist(), chosen.tolist(), strict=True)
-    )
-    if missed > _TOLERANCE * wanted.numel():
-        raise LongreadError(f"{missed} of {wanted.numel()} chosen rows differ: nothing is timed")
+    kept_rows = row_tensor(ranges, chosen.device)
+    check_choice(buffers, index, chosen[None].long(), kept_rows, 0, graph.plan.summed)
     expected, scratch = torch.empty_like(attended), torch.empty(0)
     for name, rows in (("chosen rows", chosen), ("all rows", None)):
         if rows is None:

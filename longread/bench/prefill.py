@@ -9,6 +9,7 @@ as its own are: random tokens make some models differ from themselves by more th
 from __future__ import annotations
 
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -90,9 +91,10 @@ def _run_child(
 
 
 def relative_rms(found: Tensor, reference: Tensor) -> float:
-    """RMS of the difference over RMS of the reference."""
+    """RMS of the difference over RMS of the reference; infinite where it is no number."""
     found, reference = found.double(), reference.double()
-    return float((found - reference).pow(2).mean().sqrt() / reference.pow(2).mean().sqrt())
+    ratio = float((found - reference).pow(2).mean().sqrt() / reference.pow(2).mean().sqrt())
+    return math.inf if math.isnan(ratio) else ratio
 
 
 def huggingface_model(

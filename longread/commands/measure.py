@@ -168,6 +168,6 @@ def numbers(option: str, text: str) -> list[int]:
 
     from longread.errors import UsageError
 
-    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text):
+    if not re.fullmatch(r"[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})*", text):
         raise UsageError(f"{option} takes whole numbers, such as 8192,131072, not {text!r}")
     return [int(number) for number in text.split(",")]

@@ -47,11 +47,14 @@ def bench_decode(
     from longread.bench import decode
     from longread.bench import peers as contenders
     from longread.commands.run import Run, table_lines
+    from longread.errors import UsageError
     from longread.plain_text import size_text
 
     run = Run.start(ctx)
     settings = run.settings
     lengths = numbers("--contexts", contexts)
+    if peers and batch > 1:
+        raise UsageError("--peers answer one question at a time: leave --batch out")
     decoder = decoder_on_gpu(run)
     figures = []
     with decoder.on_device():

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from longread.commands import options
-from longread.commands.measure import Repeats, numbers
+from longread.commands.measure import Repeats
 
 
 def bench_kernels(
@@ -18,9 +18,6 @@ def bench_kernels(
     num_chosen: Annotated[
         int, typer.Option("--chosen", metavar="N", min=1, help="Rows to choose.")
     ] = 2048,
-    batches: Annotated[
-        str, typer.Option("--batches", metavar="N,N,...", help="Tokens in a matrix product.")
-    ] = "1,4,8",
     repeats: Repeats = 20,
     model: options.Model = None,
     device: options.Device = None,
@@ -37,10 +34,9 @@ def bench_kernels(
     from longread.commands.run import Run, table_lines
 
     run = Run.start(ctx)
-    sizes = numbers("--batches", batches)
     decoder = decoder_on_gpu(run)
     with decoder.on_device():
-        figures = kernels.run(decoder, num_rows, num_chosen, sizes, repeats)
+        figures = kernels.run(decoder, num_rows, num_chosen, repeats)
     rows = [
         (
             figure.kernel,
