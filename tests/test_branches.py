@@ -111,3 +111,5 @@ def test_a_full_branch_is_not_written_past(decoder: Decoder) -> None:
     turn = Turn(NUM_SHARED, NUM_SHARED + 2)
     with pytest.raises(AssertionError, match="no room for the token"):
         graph.step_branches(torch.tensor([1, 1]), (NUM_SHARED + 2, NUM_SHARED + 10), (turn, turn))
+    with pytest.raises(AssertionError, match="a row of all branches would be overwritten"):
+        graph.step_branches(torch.tensor([1, 1]), (NUM_SHARED - 1, NUM_SHARED + 2), (turn, turn))
