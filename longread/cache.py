@@ -64,14 +64,18 @@ class KVCache:
         return 2 * self.k.numel() * self.k.element_size()
 
     def reserve(self, num_rows: int) -> None:
-        """Make room for `num_rows` rows in all, and some to grow; the rows that count stay."""
+        """Make room for `num_rows` rows in all, and some to grow; the rows that count stay.
+
+        Slabs that grow in a decode step are no inference tensors: others write to them later.
+        """
         if num_rows <= self.capacity:
             return
         num_rows = max(num_rows, self.capacity + _GROWTH_ROWS)  # not anew for every token
         layers, heads, _, head_dim = self.k.shape
         for name in ("k", "v"):  # one after the other, so that only one slab exists twice
             old = getattr(self, name)
-            new = old.new_empty((layers, heads, num_rows, head_dim))
+            with torch.inference_mode(False):
+                new = old.new_empty((layers, heads, num_rows, head_dim))
             new[:, :, : self.length] = old[:, :, : self.length]
             setattr(self, name, new)
 

@@ -112,7 +112,8 @@ class KeyIndex:
         layers, heads, old_capacity, dim = self._rows.shape
         if old_capacity >= self.cache.capacity:
             return
-        rows = self._rows.new_empty((layers, heads, self.cache.capacity, dim))
+        with torch.inference_mode(False):  # as the cache's slabs: rebuild() writes to it later
+            rows = self._rows.new_empty((layers, heads, self.cache.capacity, dim))
         rows[:, :, :old_capacity] = self._rows
         self._rows = rows
 

@@ -97,6 +97,30 @@ def test_a_policy_that_is_prepared_again_begins_anew(
     torch.testing.assert_close(found, _ask(decoder, other_ids, _make(name, 30)))
 
 
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_can_be_prepared_on_a_cache_that_a_decode_step_grew(
+    decoder: Decoder, ids: Tensor, name: str
+) -> None:
+    """As a chat that outgrows its cache and then goes on under this policy, old or new."""
+    cache, before = decoder.new_cache(100), _make(name, 30, window_size=16)
+    rereader = DocumentRereader(decoder, ids[:80])
+    decoder.prefill(ids[:80], cache)
+    before.prepare(cache, rereader)
+    before.start_turn(Turn(80, 100))
+    decoder.extend(ids[80:100], cache, before)
+    decoder.decode(ids[100:101], cache, before)
+    assert cache.capacity > 101
+    rows = cache.k[:, :, :101].clone(), cache.v[:, :, :101].clone()
+    for policy in (_make(name, 30, window_size=16), before):
+        cache.truncate(101)
+        policy.prepare(cache, rereader)
+        assert torch.equal(cache.k[:, :, :101], rows[0])
+        assert torch.equal(cache.v[:, :, :101], rows[1])
+        policy.start_turn(Turn(101, 120))
+        decoder.extend(ids[101:120], cache, policy)
+        assert decoder.decode(ids[120:121], cache, policy).isfinite().all()
+
+
 @pytest.mark.parametrize("index", INDEX_NAMES)
 @pytest.mark.parametrize("vote", VOTES)
 def test_all_rows_but_one_are_gathered_and_come_close_to_dense(
