@@ -24,7 +24,7 @@ from longread.evaluate.task import Materials, Question, Sample
 
 NUM_TOKENS = 4000
 SEED = 1
-NEEDLE = re.compile(r"One of the special magic (\w+) for (\S+) is: (\S+)\.(?=\s)")
+NEEDLE = re.compile(r"One of the special magic (\w+) for (\S+) is: (\S+)\.(?=\s|\Z)")
 NIAH = [name for name in TASKS if name.startswith("niah")]
 NUM_NEEDLES = {"niah_multikey_1": 4, "niah_multivalue": 4, "niah_multiquery": 4}
 NUM_REFERENCES = {"niah_multivalue": 4, "niah_multiquery": 4, "vt": 5, "cwe": 10, "fwe": 3}
@@ -104,6 +104,8 @@ def length(sample: Sample) -> int:
 
 def body(sample: Sample) -> str:
     """The document without the solved example before it."""
+    if sample.task not in ("vt", "cwe"):
+        return sample.document
     start = sample.document[:20]
     return sample.document[sample.document.rindex(start) :]
 
@@ -135,7 +137,7 @@ def test_samples_are_full_and_hold_their_answers(make: Make, name: str, num_toke
     assert question.max_tokens == MAX_TOKENS.get(name, 128)
     assert question.scoring == ("any" if name.startswith("qa") else "all")
     assert question.answer_prefix.startswith(" ")
-    assert sample.document.endswith("\n")
+    assert not sample.document.endswith("\n")  # the wrapper of the question brings an empty line
     assert question.text not in body(sample)
     assert question.score(", ".join(question.references)) == 1
     assert question.score("I do not know.") == 0
@@ -322,7 +324,7 @@ def test_cwe_counts(
     example, task = sample.document.split("\nBelow")
     _, shown, solved = example.split("\n")
     answers = listed_words(solved.split("list are:")[1])
-    assert solved.startswith(f"{question.text}{question.answer_prefix} 1. ")
+    assert solved.startswith(f"Question: {question.text}{question.answer_prefix} 1. ")
     assert len(answers) == 10
     assert check(shown, tuple(answers), example_repeats) == example_words
     assert check(task.split("\n")[1], question.references, repeats) > 20
@@ -357,30 +359,102 @@ def test_fwe_counts_fall_with_the_square_of_the_rank(make: Make, num_tokens: int
 def documents(sample: Sample) -> list[str]:
     parts = re.split(r"Document (\d+):\n", sample.document)
     assert [int(number) for number in parts[1::2]] == list(range(1, len(parts) // 2 + 1))
-    return [text.strip() for text in parts[2::2]]
+    *texts, last = (text.strip() for text in parts[2::2])
+    instruction = sample.document.split("\n\n", 1)[0]
+    assert last.endswith(instruction)
+    return [*texts, last.removesuffix(instruction).strip()]
+
+
+def number_of(make: Make, name: str, query: str) -> int:
+    """The sample of this file's seed that asks a question."""
+    texts = [make(name, number).questions[0].text for number in range(NUM_QUESTIONS[name])]
+    return texts.index(query)
+
+
+def test_questions_go_round_articles_and_paragraphs(make: Make, data: Path) -> None:
+    asked = [make("qa_1", number, 300).questions[0].text for number in range(48)]
+    bridges = [re.findall(r"\d+", text) for text in asked]
+    for start in range(0, 48, 12):
+        assert len({article for article, _ in bridges[start : start + 12]}) == 12
+    assert len(set(asked)) == 48
+    task = TASKS["qa_1"](Materials(count_tokens, data))
+    others = [task.sample(number, 300, SEED + 1).questions[0].text for number in range(48)]
+    assert set(others) == set(asked) and others[:12] != asked[:12]
+    # The same questions at every length, so that lengths compare.
+    assert [make("qa_1", number, 2000).questions[0].text for number in range(5)] == asked[:5]
+
+
+def test_a_paragraph_comes_twice_only_after_all_others(data: Path, tmp_path: Path) -> None:
+    squad = json.loads((data / "ruler/squad.json").read_text(encoding="utf-8"))
+    for article in squad["data"]:
+        for paragraph in article["paragraphs"]:
+            paragraph["qas"] *= 3
+    (tmp_path / "ruler").mkdir()
+    (tmp_path / "ruler/squad.json").write_text(json.dumps(squad), encoding="utf-8")
+    task = TASKS["qa_1"](Materials(count_tokens, tmp_path))
+    asked = [task.sample(number, 300, SEED).questions[0].text for number in range(144)]
+    assert all(len(set(asked[start : start + 48])) == 48 for start in range(0, 144, 48))
+
+
+def test_prompts_are_those_of_ruler(make: Make) -> None:
+    """With the wrapper of prompt.py; a star stands for a value of the sample."""
+    ends = {
+        "niah_single_1": (
+            "again.\n\nQuestion: What is the special magic number for * mentioned in the "
+            "provided text? The special magic number for * mentioned in the provided text "
+            "is"
+        ),
+        "vt": (
+            "again.\n\nQuestion: Find all variables that are assigned the value * in the "
+            "text above. Answer: According to the chain(s) of variable assignment in the "
+            "text above, 5 variables are assigned the value *, they are: "
+        ),
+        "cwe": (
+            "\n\nQuestion: What are the 10 most common words in the above list? Answer: The"
+            " top 10 words that appear most often in the list are:"
+        ),
+        "fwe": (
+            "\n\nQuestion: Do not provide any explanation. Please ignore the dots '....'. "
+            "What are the three most frequently appeared words in the above coded text? "
+            "Answer: According to the coded text above, the three most frequently appeared "
+            "words are:"
+        ),
+        "qa_1": (
+            "\n\nAnswer the question based on the given documents. Only give me the answer "
+            "and do not output any other words.\n\nQuestion: Who built bridge *? Answer:"
+        ),
+    }
+    for name in TASKS:
+        sample = make(name)
+        (question,) = sample.questions
+        prompt = f"{sample.document}\n\nQuestion: {question.text}{question.answer_prefix}"
+        assert prompt.count("Question: ") == (2 if name in ("vt", "cwe") else 1), name
+        end = re.escape(ends.get(name, "")).replace(r"\*", r"\S+")
+        assert re.search(rf"{end}\Z", prompt), prompt[-400:]
 
 
 def test_squad_takes_the_rest_of_the_article_first(make: Make) -> None:
-    sample = make("qa_1", 6)
-    assert sample.questions[0].text.endswith("\n\nQuestion: Who built bridge 1x2?")
+    place = number_of(make, "qa_1", "Who built bridge 1x2?")
+    sample = make("qa_1", place)
     found = documents(sample)
     assert len(found) == len(set(found)) > 20
     own = {f"The bridge number 1x{number} was" for number in range(4)}
     assert own == {text[: len("The bridge number 1x0 was")] for text in found if " 1x" in text}
     assert own != {text[: len("The bridge number 1x0 was")] for text in found[:4]}
-    few = documents(make("qa_1", 6, 500))
+    few = documents(make("qa_1", place, 500))
     assert 1 < len(few) <= 4 and all(" 1x" in text for text in few)
 
 
 def test_hotpotqa_keeps_the_ten_paragraphs(make: Make) -> None:
-    found = documents(make("qa_2", 4))
+    found = documents(make("qa_2", number_of(make, "qa_2", "Which river crosses town 4?")))
     towns = [f"Town 4.{part}\nRiver4 is here. It has {part} bridges." for part in range(10)]
     assert all(sum(text.startswith(town) for text in found) == 1 for town in towns)
     assert len(found) == len(set(found)) > 10
 
 
 def test_past_the_last_paragraph_only_others_are_repeated(make: Make) -> None:
-    found = Counter(documents(make("qa_1", 6, 16_000)))
+    place = number_of(make, "qa_1", "Who built bridge 1x2?")
+    found = Counter(documents(make("qa_1", place, 16_000)))
     gold = [text for text in found if "number 1x2" in text]
     assert len(found) == 48 and found[gold[0]] == 1
     assert set(found.values()) <= {1, 2, 3, 4} and max(found.values()) > 1
@@ -392,9 +466,11 @@ def test_one_long_paragraph_does_not_leave_the_prompt_short(data: Path, tmp_path
     (tmp_path / "ruler").mkdir()
     (tmp_path / "ruler/hotpotqa.json").write_text(json.dumps(asked), encoding="utf-8")
     task = TASKS["qa_2"](Materials(count_tokens, tmp_path))
-    for number in range(1, 12):
-        assert length(task.sample(number, NUM_TOKENS, SEED)) > 0.9 * NUM_TOKENS
-    assert "Long." in task.sample(0, NUM_TOKENS, SEED).document  # its own, so it stays
+    for number in range(12):
+        sample = task.sample(number, NUM_TOKENS, SEED)
+        is_own = sample.questions[0].text == "Which river crosses town 0?"
+        assert ("Long." in sample.document) == is_own
+        assert length(sample) > 0.9 * NUM_TOKENS or is_own
 
 
 def test_a_file_of_one_question(data: Path, tmp_path: Path) -> None:

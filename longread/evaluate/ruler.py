@@ -3,12 +3,16 @@
 Prompts, counts and scoring are those of NVIDIA/RULER at c3f5e3b4. Made anew, so no sample is equal
 to one of RULER's own. What differs in kind:
 
+- Documents and questions are read as in a session (prompt.py): our system prompt in the chat
+  template's head, "Document 1" as a heading, an empty line and "Question: " before the question.
+  RULER has no system prompt, heading or empty line, and that word not in niah; where it has the
+  word, it stands here once too, and qa's instruction is the document's end as there.
 - Prose comes from books in the public domain, not from Paul Graham's essays (ruler_essay.py).
 - Lengths are fitted in smaller steps (ruler_length.py), and hold the document, the question and
   the beginning of the answer; template and answer are for the caller to take off.
 - Keys and values are all different within a sample, so that one answer is right.
-- The questions of qa are those in the data at hand; an answer's paragraphs stand there once
-  (ruler_qa.py).
+- The questions of qa are those in the data at hand, in an order of the seed; an answer's
+  paragraphs stand there once (ruler_qa.py).
 - Each sample has a seed of its own, where RULER shuffles all samples alike.
 
 RULER's score of a length is the plain mean over the 13 tasks.

@@ -30,7 +30,7 @@ class Chain:
             shown, question = _problem(_EXAMPLE_LINES, 3, draws)
             solved = f"{question.answer_prefix}{' '.join(question.references)}"
             document, asked = _problem(num_lines, 5, draws)
-            example = f"{shown}{question.text}{solved}\n\n"
+            example = f"{shown}\nQuestion: {question.text}{solved}\n\n"
             return Sample(self.name, number, example + document, (asked,))
 
         return longest(build, self.materials.count_tokens, num_tokens, least=_NUM_NAMES)
@@ -49,10 +49,9 @@ def _problem(num_lines: int, name_length: int, draws: random.Random) -> tuple[st
     document = (
         "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
         + "\n".join(lines)
-        + "\n"
     )
     question = Question(
-        f"Question: Find all variables that are assigned the value {value} in the text above.",
+        f"Find all variables that are assigned the value {value} in the text above.",
         tuple(names),
         max_tokens=30,
         answer_prefix=(

@@ -46,7 +46,7 @@ class CommonWords:
             shown, solved = self._problem(20 if is_short else 40, shown_repeats, draws)
             document, asked = self._problem(num_words, repeats, draws)
             answer = _numbered(list(solved.references))
-            example = f"{shown}{solved.text}{solved.answer_prefix} {answer}\n"
+            example = f"{shown}\nQuestion: {solved.text}{solved.answer_prefix} {answer}\n"
             return Sample(self.name, number, example + document, (asked,))
 
         return longest(build, self.materials.count_tokens, num_tokens, least=2 * _NUM_COMMON)
@@ -62,10 +62,10 @@ class CommonWords:
         draws.shuffle(words)
         document = (
             "Below is a numbered list of words. In these words, some appear more often than "
-            f"others. Memorize the ones that appear most often.\n{_numbered(words)}\n"
+            f"others. Memorize the ones that appear most often.\n{_numbered(words)}"
         )
         question = Question(
-            "Question: What are the 10 most common words in the above list?",
+            "What are the 10 most common words in the above list?",
             tuple(common),
             max_tokens=120,
             answer_prefix=" Answer: The top 10 words that appear most often in the list are:",
@@ -104,14 +104,14 @@ class FrequentWords:
 def _coded_text(words: list[str]) -> str:
     return (
         "Read the following coded text and track the frequency of each coded word. Find the three "
-        f"most frequently appeared coded words. {' '.join(words)}\n"
+        f"most frequently appeared coded words. {' '.join(words)}"
     )
 
 
 def _ask_codes(codes: list[str]) -> Question:
     return Question(
-        "Question: Do not provide any explanation. Please ignore the dots '....'. What are the "
-        "three most frequently appeared words in the above coded text?",
+        "Do not provide any explanation. Please ignore the dots '....'. What are the three most "
+        "frequently appeared words in the above coded text?",
         tuple(codes),
         max_tokens=50,
         answer_prefix=(

@@ -98,7 +98,7 @@ class Needles:
         )
         return (
             f"{some} special magic {kind} {are} hidden within the following text. Make sure to "
-            f"memorize it. I will quiz you about the {kind} afterwards.\n{context}\n"
+            f"memorize it. I will quiz you about the {kind} afterwards.\n{context}"
         )
 
     def _question(self, keys: list[str], references: tuple[str, ...]) -> Question:

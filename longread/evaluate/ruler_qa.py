@@ -3,12 +3,18 @@
 Below the number of paragraphs there are, these are RULER's. Above it RULER repeats them all, the
 ones with the answer too; here all others are repeated, so that the answer's stand there once.
 Paragraphs over a tenth of the length are not drawn: before one of them the prompt would end short.
+
+Each seed takes the questions in an order of its own, the same for all lengths: every article is
+asked about once before any comes twice, and so is every paragraph. So a few samples of one seed are
+nearly independent, which is what an interval over samples takes for given.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -27,6 +33,7 @@ _CHARS_PER_TOKEN = 4  # about, of English prose
 
 @dataclass(frozen=True)
 class _Asked:
+    article: int
     query: str
     answers: tuple[str, ...]
     gold: tuple[str, ...]  # paragraphs that always stand in the prompt
@@ -36,7 +43,7 @@ class _Asked:
 def _squad(data: Any) -> list[_Asked]:
     """Questions with an answer, each with the other paragraphs of its article as related."""
     found = []
-    for article in data["data"]:
+    for number, article in enumerate(data["data"]):
         contexts = dict.fromkeys(paragraph["context"] for paragraph in article["paragraphs"])
         for paragraph in article["paragraphs"]:
             own = paragraph["context"]
@@ -44,22 +51,36 @@ def _squad(data: Any) -> list[_Asked]:
             for asked in paragraph["qas"]:
                 answers = tuple(dict.fromkeys(answer["text"] for answer in asked["answers"]))
                 if answers and not asked.get("is_impossible", False):
-                    found.append(_Asked(asked["question"], answers, (own,), related))
+                    found.append(_Asked(number, asked["question"], answers, (own,), related))
     return found
 
 
 def _hotpotqa(data: Any) -> list[_Asked]:
     """Questions with the paragraphs that they come with, most of them there to distract."""
     found = []
-    for asked in data:
+    for number, asked in enumerate(data):
         texts = (f"{title}\n{''.join(parts)}" for title, parts in asked["context"])
-        found.append(_Asked(asked["question"], (asked["answer"],), tuple(dict.fromkeys(texts))))
+        gold = tuple(dict.fromkeys(texts))
+        found.append(_Asked(number, asked["question"], (asked["answer"],), gold))
     return found
+
+
+def _spread(questions: Sequence[_Asked], draws: random.Random) -> list[_Asked]:
+    """All questions at random, those first that no earlier one shares paragraph or article with."""
+    of_paragraph: Counter[tuple[str, ...]] = Counter()
+    of_article: dict[int, dict[tuple[str, ...], int]] = {}
+    placed = []
+    for place, asked in enumerate(draws.sample(questions, len(questions))):
+        paragraphs = of_article.setdefault(asked.article, {})
+        rank = paragraphs.setdefault(asked.gold, len(paragraphs))
+        placed.append((of_paragraph[asked.gold], rank, place, asked))
+        of_paragraph[asked.gold] += 1
+    return [asked for *_, asked in sorted(placed, key=lambda entry: entry[:3])]
 
 
 @dataclass(eq=False)
 class DocumentQA:
-    """One qa task over the questions of a file; sample i asks question i, for every seed."""
+    """One qa task over the questions of a file, each of them one sample of a seed."""
 
     materials: Materials
     name: str
@@ -85,7 +106,7 @@ class DocumentQA:
                 f"{self.file} has {len(self._questions)} questions, and {self.name} takes one for "
                 f"each sample: ask for at most {len(self._questions)} samples"
             )
-        asked = self._questions[number]
+        asked = _spread(self._questions, random.Random(f"{self.name}/{seed}"))[number]
         draws = draws_for(self.name, number, num_tokens, seed)
         related = draws.sample(asked.related, len(asked.related))
         placed = {*asked.gold, *related}
@@ -115,13 +136,13 @@ def _document(texts: list[str]) -> str:
     return (
         f"{_ANSWER_BRIEFLY}\n\nThe following are given documents.\n\n"
         + "\n\n".join(numbered)
-        + "\n\n"
+        + f"\n\n{_ANSWER_BRIEFLY}"
     )
 
 
 def _question(asked: _Asked) -> Question:
     return Question(
-        f"{_ANSWER_BRIEFLY}\n\nQuestion: {asked.query}",
+        asked.query,
         asked.answers,
         scoring="any",
         max_tokens=32,
