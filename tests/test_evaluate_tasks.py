@@ -21,7 +21,7 @@ from longread.evaluate.books_qa import BooksQA
 from longread.evaluate.coreference import Coreference, token_accuracy
 from longread.evaluate.follow_ups import FACTS, MAX_TOKENS, FollowUps
 from longread.evaluate.long_answers import SHOWN, LongAnswers
-from longread.evaluate.long_qa import LONGBENCH
+from longread.evaluate.long_qa import LONGBENCH, LongQA
 from longread.evaluate.task import Materials, Question, Sample, right_lines
 from longread.evaluate.tasks import TASKS, make_tasks
 
@@ -453,8 +453,20 @@ def test_longbench(name: str, collected: Materials) -> None:
     (sample,) = samples_of(f"longbench_{name}", collected, 500)
     (question,) = sample.questions
     assert question.text.count("Who {was} it?") == 1
+    assert "Question:" not in question.text + sample.document  # the wrapper brings it
+    ending = LONGBENCH[name].ending
+    assert sample.document == "One\u2028two three." + (f"\n\n{ending}" if ending else "")
+    assert ending.endswith((" words.", "Do not provide any explanation.")) or (
+        name == "passage_retrieval_en" and question.text.startswith("The following is an abstract.")
+    )
     assert question.references == ("Ann", "Anna")
     assert question.score("Anna") == 1
+
+
+def test_documents_are_counted_as_far_as_they_are_asked_for(collected: Materials) -> None:
+    task = TASKS["leval_natural_question"](collected)
+    task.sample(0, 4000, SEED)
+    assert isinstance(task, LongQA) and list(task._num_tokens) == [0]
 
 
 def test_collected_files_that_are_missing_or_damaged(tmp_path: Path, collected: Materials) -> None:

@@ -5,8 +5,9 @@ L-Eval (arXiv:2307.11088) and LooGLE (arXiv:2311.04939) are read from longqa/, L
 whole or not at all: those longer than the length are skipped, and a shorter one stays short.
 
 LongBench's instructions and answer lengths are those of its config/dataset2prompt.json and
-dataset2maxlen.json, but for what stands there before the document, which comes first here. Its
-summaries, code and examples are left out: their scorings are not ours.
+dataset2maxlen.json, but for what stands there before the document, which comes first here. Where
+they end with "Question: ", that word is the wrapper's (prompt.py), and what stands before it ends
+the document. Its summaries, code and examples are left out: their scorings are not ours.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any
 
 from longread.errors import UsageError
@@ -27,12 +29,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Style:
-    """How a set asks: {} is its own question."""
+    """How a set asks: {} is its own question; ending: what the document ends with."""
 
     scoring: str
     max_tokens: int
     wording: str = "{}"
     prefix: str = ""
+    ending: str = ""
 
     def question(self, text: str, references: tuple[str, ...], kind: str = "") -> Question:
         text = self.wording.replace("{}", text.strip())
@@ -72,7 +75,8 @@ def _cloze(row: Row, style: Style) -> tuple[str, list[Question]]:
 
 
 def _longbench(row: Row, style: Style) -> tuple[str, list[Question]]:
-    return row["context"], [style.question(row["input"], tuple(row["answers"]))]
+    document = f"{row['context']}\n\n{style.ending}".rstrip("\n")
+    return document, [style.question(row["input"], tuple(row["answers"]))]
 
 
 Read = Callable[[Row, Style], tuple[str, list[Question]]]
@@ -106,17 +110,14 @@ class LongQA:
 
     def sample(self, number: int, num_tokens: int, seed: int) -> Sample:
         """The seed changes nothing: no order of these documents is better than another."""
-        fitting = list(self._fitting(num_tokens, number + 1))
+        fitting = list(islice(self._fitting(num_tokens), number + 1))
         check_number(self.name, number, len(fitting), num_tokens)
         document, questions = self._documents[fitting[number]]
         return Sample(self.name, number, document, tuple(questions))
 
-    def _fitting(self, num_tokens: int, at_most: int) -> Iterator[int]:
-        """The first documents that fit with the longest of their questions."""
-        for place in range(len(self._documents)):
-            if at_most and self._length(place) <= num_tokens:
-                at_most -= 1
-                yield place
+    def _fitting(self, num_tokens: int) -> Iterator[int]:
+        """The documents that fit with the longest of their questions."""
+        return (n for n in range(len(self._documents)) if self._length(n) <= num_tokens)
 
     def _length(self, place: int) -> int:
         if place not in self._num_tokens:
@@ -146,14 +147,15 @@ _BRIEF = Style("f1", 96, "{}\nAnswer as briefly as you can.")
 _SPAN = Style("f1", 128, "{}\nQuote the passage of the contract and nothing else.")
 _CLOZE = Style("words", 16)
 
-_ONLY = "only give me the answer and do not output any other words.\n\nQuestion: {}\nAnswer:"
+_ONLY = "only give me the answer and do not output any other words."
 _PHRASE = "as concisely as you can, using a single phrase"
-_NOTHING_ELSE = "Do not provide any explanation.\n\nQuestion: {}\n\nAnswer:"
+_NOTHING_ELSE = "Do not provide any explanation."
 _PASSAGES = Style(
     "f1",
     32,
-    "Answer the question based on the given passages. Only give me the answer and do not output "
-    "any other words.\n\nQuestion: {}\nAnswer:",
+    "{}\nAnswer:",
+    ending="Answer the question based on the given passages. Only give me the answer and do not "
+    "output any other words.",
 )
 
 LEVAL = {
@@ -174,18 +176,25 @@ LONGBENCH = {
     "narrativeqa": Style(
         "f1",
         128,
-        f"Now, answer the question based on the story {_PHRASE} if possible. {_NOTHING_ELSE}",
+        "{}\n\nAnswer:",
+        ending=f"Now, answer the question based on the story {_PHRASE} if possible. "
+        f"{_NOTHING_ELSE}",
     ),
     "qasper": Style(
         "f1",
         128,
-        f"Answer the question based on the above article {_PHRASE} or sentence if possible. If the "
-        'question cannot be answered based on the information in the article, write "unanswerable".'
-        ' If the question is a yes/no question, answer "yes", "no", or "unanswerable". '
+        "{}\n\nAnswer:",
+        ending=f"Answer the question based on the above article {_PHRASE} or sentence if possible. "
+        "If the question cannot be answered based on the information in the article, write "
+        '"unanswerable". If the question is a yes/no question, answer "yes", "no", or '
+        '"unanswerable". '
         f"{_NOTHING_ELSE}",
     ),
     "multifieldqa_en": Style(
-        "f1", 64, f"Now, answer the following question based on the above text, {_ONLY}"
+        "f1",
+        64,
+        "{}\nAnswer:",
+        ending=f"Now, answer the following question based on the above text, {_ONLY}",
     ),
     "hotpotqa": _PASSAGES,
     "2wikimqa": _PASSAGES,
