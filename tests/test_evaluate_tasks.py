@@ -22,7 +22,7 @@ from longread.evaluate.coreference import Coreference, token_accuracy
 from longread.evaluate.follow_ups import FACTS, MAX_TOKENS, FollowUps
 from longread.evaluate.long_answers import SHOWN, LongAnswers
 from longread.evaluate.long_qa import LONGBENCH, LongQA
-from longread.evaluate.task import Materials, Question, Sample, right_lines
+from longread.evaluate.task import SCORINGS, Materials, Question, Sample, right_lines
 from longread.evaluate.tasks import TASKS, make_tasks
 
 SEED = 3
@@ -75,6 +75,16 @@ def samples_of(name: str, materials: Materials, num_tokens: int) -> list[Sample]
         ("f1", ("The red house", "x"), "a red, house!", "no"),
         ("choice", ("BD",), "B, D", "B"),
         ("choice", ("C",), "The answer is C.", "Can it be D?"),
+        ("choice", ("B",), "A detailed reading shows that B is right", "A"),
+        ("choice", ("B",), "A Detailed Reading: B", "B, C"),
+        ("choice", ("B",), "Option A is wrong, so the answer is (B), not C", "The answers: A, B"),
+        ("choice", ("B",), "A and D are wrong. The right option is: **B**", "A is right, B is not"),
+        ("choice", ("B",), "B is right, not A.", "A because of B."),
+        ("choice", ("B",), "It is not Vitamin C but B.", "Vitamin C is what B means"),
+        ("choice", ("A",), "A\nBecause it is.", "A man came: B."),
+        ("choice", ("A",), "(A) Because", "D'Artagnan"),
+        ("choice", ("ABD",), "A, B, and D", "A and D"),
+        ("choice", ("ACD",), "I think that A, C and D are right", "I think that A, C are right."),
         ("words", ("8",), "No. 8, I think", "18"),
         ("words", ("1,000 feet",), "1000 feet", "1,000,000 feet"),
         ("words", ("thirty-four guineas", "34 guineas"), "Thirty four guineas.", "thirty guineas"),
@@ -83,6 +93,11 @@ def samples_of(name: str, materials: Materials, num_tokens: int) -> list[Sample]
         ("start", ("Velmarith",), "Velmarith", "Velmarithon"),
         ("refusal", (), "The text doesn't say.", "The horse is called Star."),
         ("refusal", (), "That is not mentioned anywhere.", "Not at all: it is twelve."),
+        ("refusal", (), "The fee is not set.", "The law may not set a fee of 5 dollars."),
+        ("refusal", (), "It does not give a number.", "He would not give it for 9 pounds."),
+        ("refusal", (), "Unknown.", "A State shall not name or fix it before 1808."),
+        ("refusal", (), "It can't be determined.", "Ships must not provide or include 3 of them."),
+        ("refusal", (), "The book doesn\u2019t tell.", "She could not say more than two words."),
         ("lines", ("13. A: 1", "14. B: 2"), "13. A:  1\n14. B: 2", "13. A: 2\n14. B: 1"),
     ],
 )
@@ -91,6 +106,11 @@ def test_scorings(scoring: str, references: tuple[str, ...], right: str, wrong: 
     assert question.score(right) == 1
     assert question.score(wrong) == 0
     assert question.score("") == 0
+
+
+@pytest.mark.parametrize("scoring", sorted(set(SCORINGS) - {"refusal"}))
+def test_without_references_no_answer_is_right(scoring: str) -> None:
+    assert Question("?", (), scoring).score("anything") == 0
 
 
 def test_scorings_in_part() -> None:

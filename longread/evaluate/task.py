@@ -13,6 +13,8 @@ from typing import Protocol
 
 from longread.errors import UsageError
 
+ANSWER_ROOM = 128  # RULER counts the tokens to be generated into a length; these are its most
+
 
 @dataclass(frozen=True)
 class Question:
@@ -82,7 +84,7 @@ def _normal(text: str) -> str:
 
 def _all(answer: str, references: tuple[str, ...]) -> float:
     """RULER's string_match_all: the share of references that stand in the answer."""
-    return sum(text.lower() in answer.lower() for text in references) / len(references)
+    return sum(text.lower() in answer.lower() for text in references) / max(len(references), 1)
 
 
 def _any(answer: str, references: tuple[str, ...]) -> float:
@@ -100,16 +102,29 @@ def _f1(answer: str, references: tuple[str, ...]) -> float:
             return float(said == wanted)
         return 2 * shared / (said.total() + wanted.total())
 
-    return max(map(one, references))
+    return max(map(one, references), default=0.0)
+
+
+# Letters A to D, run together or listed. "A" before another word is an article, mostly.
+_LETTER = r"(?:[B-D]|A(?![ \t]+(?!(?:is|and|or|because|as|since|only|alone)\b)[A-Za-z]{2}))"
+_LETTERS = rf"(?<![\w'\u2019-])({_LETTER}(?:\s*[,;/]?\s*(?:and|&)?\s*{_LETTER})*+)(?![\w'\u2019-])"
+_CHOICES = (
+    r"(?i:\b(?:answer|option|choice|letter)s?(?:\s+(?:is|are|must be|would be)\b|\s*:))\W*"
+    + _LETTERS,
+    r"\A\W*" + _LETTERS,
+    _LETTERS + r"(?=[\"\u201d*]*(?:[).,:;!?\n]|\s*\Z))",
+    _LETTERS,
+)
 
 
 def _choice(answer: str, references: tuple[str, ...]) -> float:
-    """Whether the first letters A to D that stand alone in the answer are those wanted ("A", "BD").
+    """Whether the letters that the answer chooses are those wanted ("A", "BD").
 
-    Letters run together ("BD") count as they stand.
+    They are those after "the answer is", or else at the beginning, or else the first ones before a
+    stop or the end, or else the first ones.
     """
-    found = re.search(r"\b[A-D](?:(?:\s*(?:,|and|&)?\s*)[A-D])*\b", answer)
-    letters = "".join(sorted(set(re.findall("[A-D]", found.group())))) if found else ""
+    found = next((match for form in _CHOICES if (match := re.search(form, answer))), None)
+    letters = "".join(sorted(set(re.findall(r"[A-D]", found.group(1))))) if found else ""
     return float(letters in {"".join(sorted(reference)) for reference in references})
 
 
@@ -131,12 +146,18 @@ def _start(answer: str, references: tuple[str, ...]) -> float:
     return float(any(_words(answer).startswith(_words(text)) for text in references))
 
 
+_TOLD = ("stated", "said", "mentioned", "specified", "provided", "given", "named", "indicated")
+_TELL = (
+    *("state", "say", "mention", "specify", "provide", "give", "name", "indicate", "tell"),
+    *("set", "fix", "contain", "include", "answer"),
+)
+# "may not set" and its like are what a document says, so verbs count after a form of "do" only.
 REFUSALS = (
-    *("not stated", "not state", "not said", "not say", "not mentioned", "not mention"),
-    *("not specified", "not specify", "not provided", "not provide", "not given", "not give"),
-    *("not named", "not name", "not set", "not fixed", "not fix", "not contain", "not include"),
-    *("not indicated", "not indicate", "not known", "not be determined", "cannot be determined"),
-    *("not answer", "no answer", "no information", "no mention", "unknown", "unanswerable"),
+    *(f"not {told}" for told in (*_TOLD, "fixed", "known", "answered", "be determined")),
+    *(f"{form} not set" for form in ("is", "are", "was", "were")),
+    *(f"{form} not {tell}" for form in ("do", "does", "did") for tell in _TELL),
+    *("cannot answer", "ca not answer", "not enough information", "cannot be determined"),
+    *("no answer", "no information", "no mention", "unknown", "unanswerable"),
 )
 
 
@@ -165,7 +186,7 @@ def right_lines(answer: str, references: tuple[str, ...]) -> list[bool]:
 
 def _lines(answer: str, references: tuple[str, ...]) -> float:
     """The share of references that stand as lines in the answer, in their order."""
-    return sum(right_lines(answer, references)) / len(references)
+    return sum(right_lines(answer, references)) / max(len(references), 1)
 
 
 SCORINGS: dict[str, Callable[[str, tuple[str, ...]], float]] = {
