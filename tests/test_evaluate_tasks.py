@@ -83,6 +83,7 @@ def samples_of(name: str, materials: Materials, num_tokens: int) -> list[Sample]
         ("choice", ("B",), "It is not Vitamin C but B.", "Vitamin C is what B means"),
         ("choice", ("A",), "A\nBecause it is.", "A man came: B."),
         ("choice", ("A",), "(A) Because", "D'Artagnan"),
+        ("choice", ("B",), "BADE or B", "BADE"),
         ("choice", ("ABD",), "A, B, and D", "A and D"),
         ("choice", ("ACD",), "I think that A, C and D are right", "I think that A, C are right."),
         ("words", ("8",), "No. 8, I think", "18"),

@@ -106,8 +106,9 @@ def _f1(answer: str, references: tuple[str, ...]) -> float:
 
 
 # Letters A to D, run together or listed. "A" before another word is an article, mostly.
-_LETTER = r"(?:[B-D]|A(?![ \t]+(?!(?:is|and|or|because|as|since|only|alone)\b)[A-Za-z]{2}))"
-_LETTERS = rf"(?<![\w'\u2019-])({_LETTER}(?:\s*[,;/]?\s*(?:and|&)?\s*{_LETTER})*+)(?![\w'\u2019-])"
+_ARTICLE = r"A(?=[ \t]+(?!(?:is|and|or|because|as|since|only|alone)\b)[A-Za-z]{2})"
+_LETTER = rf"(?:(?!{_ARTICLE})[A-D](?![a-zE-Z\d_'\u2019-]))"
+_LETTERS = rf"(?<![\w'\u2019-])({_LETTER}(?:\s*[,;/]?\s*(?:and|&)?\s*{_LETTER})*+)(?!\w)"
 _CHOICES = (
     r"(?i:\b(?:answer|option|choice|letter)s?(?:\s+(?:is|are|must be|would be)\b|\s*:))\W*"
     + _LETTERS,
