@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from longread.evaluate.plots import write_plots
 from longread.evaluate.tables import groups
 from longread.evaluate.task import Question, Sample
 from longread.evaluate.variants import parse_variants
+from longread.policies import POLICIES
 
 Capture = pytest.CaptureFixture[str]
 TEXT = (Path(__file__).parent.parent / "sample_docs/us_constitution.txt").read_text()
@@ -147,12 +149,27 @@ def test_a_report_of_nothing_is_told(capsys: Capture) -> None:
         ("dense:window_size=5", "dense has no field 'window_size'"),
         ("razor:echo_share=2", "it must be from 0 to 1"),
         ("pyramidkv:beta=x", "give a number"),
+        ("pyramidkv:beta=0.3", "beta is '0.3': it must be from 1 to 1e+06"),
+        ("snapkv:kernel_size=4", "kernel_size is '4': it must be an odd number from 1 to 1023"),
+        ("pyramidkv:kernel_size=0", "it must be from 1 to 1023"),
+        ("quest:block_len=5000", "it must be from 1 to 4096"),
+        ("razor:repeats=1", "it must be from 2 to 64"),
+        ("xkv:value_ratio=0", "it must be over 0"),
     ),
 )
 def test_bad_fields_are_told(policies: str, message: str) -> None:
     with pytest.raises(UsageError, match="^") as error:
         parse_variants(policies, "5%", Settings())
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_field_may_be_given_its_default(policy: str) -> None:
+    for field in dataclasses.fields(POLICIES[policy]):
+        if field.init and field.name != "budget":
+            text = f"{policy}:{field.name}={field.default}"
+            (variant,) = parse_variants(text, "5%", Settings())
+            assert dict(variant.fields)[field.name] == field.default
 
 
 def test_variants_have_one_name_each() -> None:

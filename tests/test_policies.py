@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from longread.cache import KVCache
-from longread.config import INDEX_NAMES
+from longread.config import INDEX_NAMES, Settings
 from longread.evaluate.selection import mass_kept
+from longread.evaluate.variants import parse_variants
 from longread.model import Decoder
 from longread.policies import POLICIES, Dense, Policy, TokenSelect, Turn
 from longread.reread import DocumentRereader
@@ -95,6 +96,22 @@ def test_a_policy_that_is_prepared_again_begins_anew(
     _ask(decoder, ids, policy)
     found = _ask(decoder, other_ids, policy)
     torch.testing.assert_close(found, _ask(decoder, other_ids, _make(name, 30)))
+
+
+@pytest.mark.parametrize(
+    "policies",
+    (
+        *("pyramidkv:beta=1", "pyramidkv:beta=1e6:window_size=0:sink_size=0", "quest:block_len=1"),
+        *("snapkv:kernel_size=1:observe_size=1", "snapkv:kernel_size=1023:pooling=avg"),
+        *("quest:block_len=4096", "razor:period=2:repeats=2", "razor:period=9999:repeats=64"),
+        *("razor:echo_share=0:induction_share=0", "razor:echo_share=1", "xkv:value_ratio=1e6"),
+        *("xkv:value_ratio=1e-9:group_size=1", "tokenselect:vote=threshold:min_votes=999"),
+        *("h2o:window_size=0", "streaming:sink_size=2147483647", "tokenselect:sink_size=999"),
+    ),
+)
+def test_fields_at_their_limits_answer(decoder: Decoder, ids: Tensor, policies: str) -> None:
+    (variant,) = parse_variants(policies, "5%", Settings(window_size=16))
+    assert _ask(decoder, ids, variant.make(NUM_ROWS), num_steps=2).isfinite().all()
 
 
 @pytest.mark.parametrize("name", POLICIES)

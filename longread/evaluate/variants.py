@@ -18,9 +18,35 @@ from longread.errors import UsageError
 from longread.policies import POLICIES, Policy
 from longread.policies.snapkv import POOLINGS
 
-_MAY_BE_ZERO = ("index_dim", "sink_size", "window_size")
-_SHARES = ("echo_share", "induction_share")
-_CHOICES = {"index": INDEX_NAMES, "vote": VOTE_NAMES, "pooling": POOLINGS}
+Parser = Callable[[object], object]
+
+
+def _odd(low: int, high: int) -> Parser:
+    whole = values.integer(low, high)
+
+    def parse(value: object) -> int:
+        number = whole(value)
+        if number % 2 == 0:
+            raise ValueError(f"it must be an odd number from {low} to {high}")
+        return number
+
+    return parse
+
+
+# What a field of this name may be; other numbers are whole ones from 1.
+_PARSERS: dict[str, Parser] = {
+    "index": values.choice(INDEX_NAMES),
+    "vote": values.choice(VOTE_NAMES),
+    "pooling": values.choice(POOLINGS),
+    **dict.fromkeys(("index_dim", "sink_size", "window_size"), values.integer(0)),
+    **dict.fromkeys(("echo_share", "induction_share"), values.real(0.0, 1.0)),
+    "beta": values.real(1.0, 1e6),  # below 1 the last layer would have the most
+    "value_ratio": values.real(0.0, 1e6, above_low=True),
+    "kernel_size": _odd(1, 1023),  # so that a row is in the middle of its neighbours
+    "block_len": values.integer(1, 4096),
+    "period": values.integer(2),
+    "repeats": values.integer(2, 64),
+}
 
 
 @dataclass(frozen=True)
@@ -117,15 +143,9 @@ def _hyper_parameters(policy: str) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(POLICIES[policy]) if field.init}
 
 
-def _parser(field: str, annotation: str) -> Callable[[object], object]:
-    if field in _CHOICES:
-        return values.choice(_CHOICES[field])
-    if field in _SHARES:
-        return values.real(0.0, 1.0)
-    if annotation == "float":
-        return values.real(0.0, 1e6, above_low=True)
-    assert annotation == "int", f"a field of type {annotation} cannot be given"
-    return values.integer(int(field not in _MAY_BE_ZERO))
+def _parser(field: str, annotation: str) -> Parser:
+    assert field in _PARSERS or annotation == "int", f"what may {field} be?"
+    return _PARSERS.get(field, values.integer(1))
 
 
 def _near(name: str, names: Sequence[str]) -> str:
