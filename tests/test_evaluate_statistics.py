@@ -44,8 +44,47 @@ def test_the_interval_is_that_of_the_normal_distribution_for_many_samples() -> N
 
 def test_a_task_counts_once_however_many_samples_it_has() -> None:
     interval = statistics.bootstrap([np.zeros(1000), np.ones(10)])
-    assert (interval.mean, interval.low, interval.high) == (0.5, 0.5, 0.5)
-    assert interval.num == 1010
+    assert (interval.mean, interval.num) == (0.5, 1010)
+
+
+@pytest.mark.parametrize("num", (1, 7, 20, 100))
+@pytest.mark.parametrize("value", (-1.0, 0.0, 0.5))
+def test_equal_differences_leave_room_for_what_was_not_seen(num: int, value: float) -> None:
+    unseen = 1 - 0.05 ** (1 / num)
+    interval = statistics.bootstrap([np.full(num, value)])
+    assert interval.mean == value
+    assert interval.low == pytest.approx(value - unseen * (1 + value))
+    assert interval.high == pytest.approx(value + unseen * (1 - value))
+
+
+def test_tasks_of_equal_differences_know_more_together() -> None:
+    interval = statistics.bootstrap([np.zeros(20)] * 13)
+    assert interval.high == -interval.low == pytest.approx(1 - 0.05 ** (1 / 260))
+    # Beside a task whose samples differ, the equal ones widen its share of the interval.
+    apart = statistics.bootstrap([np.array([0.0, 1.0, 0.0, 0.0])])
+    interval = statistics.bootstrap([np.array([0.0, 1.0, 0.0, 0.0]), np.zeros(9)])
+    assert interval.low == pytest.approx((apart.low - (1 - 0.05 ** (1 / 9))) / 2)
+    assert interval.high == pytest.approx((apart.high + (1 - 0.05 ** (1 / 9))) / 2)
+
+
+def test_no_shares_that_could_be_missed_sum_to_more_than_the_bound() -> None:
+    nums, weights = np.array([3, 10, 40]), np.array([0.4, 1.0, 2.0])
+    bound = statistics._unseen(nums.tolist(), weights.tolist())
+    # Any shares, scaled in their logarithms to be missed in exactly 5 of 100 evaluations.
+    logs = np.random.default_rng(0).dirichlet(np.ones(3), 20_000) * np.log(0.05) / nums
+    sums = -np.expm1(logs) @ weights
+    assert bound * 0.99 < sums.max() <= bound + 1e-9
+    # A task that can grow no further adds nothing.
+    alone = statistics._unseen([10], [1.0])
+    assert statistics._unseen([10, 5], [1.0, 0.0]) == pytest.approx(alone)
+
+
+def test_the_interval_of_rare_differences_covers_as_often_as_it_says() -> None:
+    random = np.random.default_rng(3)
+    for share in (0.02, 0.05, 0.1):  # 12 samples without one of them: 78, 54 and 28 of 100
+        groups = (random.random((300, 1, 12)) < share).astype(float)
+        found = [statistics.bootstrap(group) for group in groups]
+        assert np.mean([each.low <= share <= each.high for each in found]) >= 0.94
 
 
 def test_only_shared_samples_are_compared() -> None:
@@ -70,7 +109,9 @@ def test_kinds_are_counted_apart_and_numbers_in_them_in_order() -> None:
     other = replace(
         cell, results={n: replace(r, scores=(0.0, 1.0)) for n, r in cell.results.items()}
     )
-    assert statistics.difference([(other, cell)], "depth 5%") == statistics.Interval(-1, -1, -1, 1)
+    assert statistics.difference([(other, cell)], "depth 5%") == statistics.Interval(
+        -1, -1, pytest.approx(0.9), 1
+    )
 
 
 CELLS = [
@@ -90,14 +131,14 @@ def test_scores_stand_in_a_table_with_their_n() -> None:
         ("vt", "100.0 (2)", "50.0 (2)", "100.0 (2)"),
         ("qa_1", "25.0 (1)", "75.0 (1)", "-"),
         ("mean", "62.5 (3)", "62.5 (3)", "100.0 (2), 1 of 2 tasks"),
-        ("difference", "-", "0.0 [-25.0, +25.0]", "0.0 [0.0, 0.0]"),
+        ("difference", "-", "0.0 [-96.2, +48.8]", "0.0 [-77.6, +77.6]"),
         ("rows read", "26.2 %", "26.2 %", "26.2 %"),
     )
     differences = tables.difference_table(group)
     assert differences is not None
     assert differences.rows == (
-        ("vt", "-50.0 [-100.0, 0.0]", "0.0 [0.0, 0.0]"),
-        ("qa_1", "+50.0 [+50.0, +50.0]", "-"),
+        ("vt", "-50.0 [-100.0, 0.0]", "0.0 [-77.6, +77.6]"),
+        ("qa_1", "+50.0 [-92.5, +97.5]", "-"),
     )
 
 
@@ -112,8 +153,8 @@ def test_kinds_have_tables_of_their_own() -> None:
         ("turn 2", "100.0 (1)", "0.0 (1)"),
     )
     assert differences.rows == (
-        ("turn 1", "0.0 [0.0, 0.0]"),
-        ("turn 2", "-100.0 [-100.0, -100.0]"),
+        ("turn 1", "0.0 [-95.0, +95.0]"),
+        ("turn 2", "-100.0 [-100.0, +90.0]"),
     )
     summary = tables.summary(group)["variants"]
     assert isinstance(summary, list)
