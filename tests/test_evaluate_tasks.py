@@ -17,11 +17,12 @@ import pytest
 from longread.errors import UsageError
 from longread.evaluate import coreference_lists, needles
 from longread.evaluate.book_text import NOVELS, BookText, cut, normal, units
-from longread.evaluate.books_qa import BooksQA
+from longread.evaluate.books_qa import BOOKS, BooksQA
 from longread.evaluate.coreference import Coreference, token_accuracy
 from longread.evaluate.follow_ups import FACTS, MAX_TOKENS, FollowUps
 from longread.evaluate.long_answers import SHOWN, LongAnswers
 from longread.evaluate.long_qa import LONGBENCH, LongQA
+from longread.evaluate.ruler_essay import BOOKS as PROSE
 from longread.evaluate.task import SCORINGS, Materials, Question, Sample, right_lines
 from longread.evaluate.tasks import TASKS, make_tasks
 
@@ -494,7 +495,8 @@ def test_collected_files_that_are_missing_or_damaged(tmp_path: Path, collected: 
     with pytest.raises(UsageError, match="needs longqa/leval/coursera.jsonl.*--data"):
         TASKS["leval_coursera"](Materials(count_tokens)).sample(0, 500, SEED)
     path = tmp_path / "longbench/hotpotqa.jsonl"
-    for damaged in ('{"input": "', '{"input": "Who?"}', "[]", "7"):
+    number = '{"input": "Who?", "context": 7, "answers": ["Ann"]}'
+    for damaged in ('{"input": "', '{"input": "Who?"}', "[]", "7", number):
         path.write_text(f"\n{damaged}\n", encoding="utf-8")
         with pytest.raises(UsageError, match=r"line 2 of .*hotpotqa.jsonl is not of the form"):
             TASKS["longbench_hotpotqa"](collected).sample(0, 500, SEED)
@@ -552,8 +554,75 @@ def test_samples_are_the_same_in_any_process(novels: Materials) -> None:
     assert other.stdout.strip() == digest_of(novels)
 
 
-def test_table_of_names() -> None:
-    materials = Materials(count_tokens)
+NEED_NO_DATA = (
+    *("coreference", "vt", "cwe", "fwe", "niah_single_1", "niah_multikey_2", "niah_multikey_3"),
+)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_missing_data_is_told_before_anything_is_read(name: str, tmp_path: Path) -> None:
+    if name in NEED_NO_DATA:
+        assert make_tasks([name], Materials(count_tokens))[0].name == name
+        return
+    with pytest.raises(UsageError, match="this task needs .*--data"):
+        make_tasks([name], Materials(count_tokens))
+    with pytest.raises(UsageError, match="has no such file"):
+        make_tasks([name], materials_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    (
+        ("books/qa/us_constitution.json", "{", "does not hold the questions of books"),
+        ("books/qa/us_constitution.json", '{"questions": [7]}', "does not hold the questions"),
+        ("books/qa/us_constitution.json", '{"questions": [{"question": "Q"}]}', "does not hold"),
+        (
+            "books/qa/us_constitution.json",
+            '{"questions": [{"question": "Q", "answerable": 1, "evidence": "One.", "answers": 7}]}',
+            "does not hold the questions of books",
+        ),
+        ("books/qa/us_constitution.json", "", "is empty"),
+        ("books/txt/us_constitution.txt", "We the People.", "lacks what answers 'How old"),
+        ("books/txt/us_constitution.txt", None, "cannot be read as text"),
+    ),
+)
+def test_damaged_books_are_named(
+    file: str, damage: str | None, message: str, tmp_path: Path
+) -> None:
+    asked = {
+        "question": "How old must a Senator be?",
+        "answers": ["thirty"],
+        "evidence": "A Senator must be thirty.",
+        "answerable": True,
+    }
+    for folder in ("qa", "txt"):
+        (tmp_path / "books" / folder).mkdir(parents=True)
+    for name in BOOKS:
+        (tmp_path / f"books/qa/{name}.json").write_text(json.dumps({"questions": [asked]}))
+        (tmp_path / f"books/txt/{name}.txt").write_text("One.\nA Senator must be thirty. Two.")
+    assert BooksQA(materials_of(tmp_path)).sample(0, 500, SEED).questions[0].score("thirty") == 1
+    (tmp_path / file).write_bytes(b"\xff\xfe\xff" if damage is None else damage.encode())
+    with pytest.raises(UsageError, match=f"{file}.* {message}"):
+        BooksQA(materials_of(tmp_path)).sample(0, 500, SEED)
+
+
+@pytest.mark.parametrize("content", (b"\xff\xfe", b" \n"))
+def test_damaged_texts_are_named(content: bytes, tmp_path: Path) -> None:
+    for name in (*NOVELS, *PROSE, "longqa/leval/coursera.jsonl", "ruler/squad.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    for task in ("needles", "niah_single_2", "leval_coursera", "qa_1"):
+        with pytest.raises(UsageError, match=r"(txt|json|jsonl) (cannot be read as|is empty)"):
+            make_tasks([task], materials_of(tmp_path))[0].sample(0, 500, SEED)
+
+
+def test_table_of_names(novels: Materials) -> None:
+    assert novels.folder is not None
+    for name in ("shortdep_qa", "longdep_qa", "shortdep_cloze"):
+        path = novels.folder / f"longqa/loogle/{name}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    materials = novels
     chosen = make_tasks(["needles", "loogle", "coreference", "needles"], materials)
     assert [task.name for task in chosen] == [
         "needles",

@@ -497,7 +497,7 @@ def test_missing_data(tmp_path: Path, name: str) -> None:
         TASKS[name](Materials(count_tokens, tmp_path))
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"data": [{}]}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"data": [{}]}', '{"data": []}'])
 def test_a_file_of_other_data(tmp_path: Path, text: str) -> None:
     (tmp_path / "ruler").mkdir()
     (tmp_path / "ruler/squad.json").write_text(text)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from longread.errors import UsageError
 from longread.evaluate.ruler_essay import sentences
-from longread.evaluate.task import Materials
+from longread.evaluate.task import Materials, read_text
 
 NOVELS = tuple(
     f"books/txt/{name}.txt" for name in ("moby_dick", "northanger_abbey", "pride_and_prejudice")
@@ -79,8 +79,7 @@ class BookText:
         """
         name = NOVELS[number % len(NOVELS)]
         if name not in self._books:
-            path = self.materials.path(name)
-            self._books[name] = units(normal(path.read_text(encoding="utf-8")))
+            self._books[name] = units(normal(read_text(self.materials.path(name))))
         book, count_tokens = self._books[name], self.materials.count_tokens
         start = rng.randrange(len(book))
         num_needed = sum(count_tokens(text) for _, text in inserts)

@@ -18,7 +18,7 @@ from typing import Any
 
 from longread.errors import UsageError
 from longread.evaluate.book_text import check_number, normal, units
-from longread.evaluate.task import Materials, Question, Sample, Task
+from longread.evaluate.task import Materials, Question, Sample, Task, read_text
 
 BOOKS = ("us_constitution", "northanger_abbey", "us_army_survival_manual_fm21-76")
 MAX_TOKENS = 48
@@ -31,6 +31,10 @@ OTHER_WORDS = {
     **{"fifty guineas": "50 guineas", "sixty dollars": "$60", "two thirds": "2/3"},
     **{"20th day of January": "January 20th", "27th day of January": "January 27"},
 }
+
+
+class _NoEvidence(Exception):
+    """A question whose answer does not stand in its book."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,33 @@ class BooksQA:
     name: str = "books"
     counterfactual: bool = False
 
+    def __post_init__(self) -> None:
+        self._paths = [
+            (
+                self.materials.path(f"books/qa/{name}.json"),
+                self.materials.path(f"books/txt/{name}.txt"),
+            )
+            for name in BOOKS
+        ]
+
     @cached_property
     def _books(self) -> list[_Book]:
-        names = [name for name in BOOKS if self._questions(name)]
-        return [self._load(name) for name in names]
+        books = []
+        for path, text_path in self._paths:
+            text = normal(read_text(text_path))
+            try:
+                questions = self._questions(json.loads(read_text(path)))
+                if questions:
+                    books.append(self._load(text, questions))
+            except _NoEvidence as error:
+                raise UsageError(
+                    f"{text_path} lacks what answers {error} of {path}: fetch both files again"
+                ) from None
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise UsageError(
+                    f"{path} does not hold the questions of {self.name}: fetch the file again"
+                ) from error
+        return books
 
     def sample(self, number: int, num_tokens: int, seed: int) -> Sample:
         pieces = [piece for book in self._books for piece in self._pieces(book, num_tokens)]
@@ -81,16 +108,13 @@ class BooksQA:
         document = self._window(piece, num_tokens, random.Random(f"{self.name}/{seed}/{number}"))
         return Sample(self.name, number, document, piece.questions)
 
-    def _questions(self, name: str) -> list[dict[str, Any]]:
-        path = self.materials.path(f"books/qa/{name}.json")
-        questions = json.loads(path.read_text(encoding="utf-8"))["questions"]
+    def _questions(self, data: Any) -> list[dict[str, Any]]:
+        questions = data["questions"]
         if self.counterfactual:
             return [question for question in questions if "counterfactual" in question]
         return list(questions)
 
-    def _load(self, name: str) -> _Book:
-        text = normal(self.materials.path(f"books/txt/{name}.txt").read_text(encoding="utf-8"))
-        questions = self._questions(name)
+    def _load(self, text: str, questions: list[dict[str, Any]]) -> _Book:
         edits = [question["counterfactual"] for question in questions if self.counterfactual]
 
         def edited(passage: str) -> str:
@@ -106,7 +130,9 @@ class BooksQA:
             if not question["answerable"]:
                 continue
             evidence = edited(question["evidence"])
-            start = text.index(evidence)
+            start = text.find(evidence)
+            if start < 0:
+                raise _NoEvidence(repr(question["question"]))
             first = sum(end <= start for end in ends)
             last = sum(end < start + len(evidence) for end in ends)
             right = question["answers"]
@@ -176,6 +202,8 @@ class BooksQA:
 
 
 def _asked(text: str, answers: list[str]) -> Question:
+    if not (answers and isinstance(answers, list)):
+        raise TypeError("answers are a list")
     others = [
         re.sub(rf"\b{words}\b", other, answer)
         for answer in answers

@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from longread.errors import UsageError
 from longread.evaluate.book_text import check_number
-from longread.evaluate.task import Materials, Question, Sample, Task
+from longread.evaluate.task import Materials, Question, Sample, Task, read_text
 
 Row = dict[str, Any]
 
@@ -75,7 +76,7 @@ def _cloze(row: Row, style: Style) -> tuple[str, list[Question]]:
 
 
 def _longbench(row: Row, style: Style) -> tuple[str, list[Question]]:
-    document = f"{row['context']}\n\n{style.ending}".rstrip("\n")
+    document = row["context"] + (f"\n\n{style.ending}" if style.ending else "")
     return document, [style.question(row["input"], tuple(row["answers"]))]
 
 
@@ -92,19 +93,26 @@ class LongQA:
     read: Read
     style: Style
     _num_tokens: dict[int, int] = field(default_factory=dict, repr=False)
+    _path: Path = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._path = self.materials.path(self.file)
 
     @cached_property
     def _documents(self) -> list[tuple[str, list[Question]]]:
-        path = self.materials.path(self.file)
         documents = []
         # Not splitlines(): a string may hold U+2028, which ends a line of text but not of JSON.
-        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        for number, line in enumerate(read_text(self._path).split("\n"), 1):
             if not line.strip():
                 continue
             try:
-                documents.append(self.read(json.loads(line), self.style))
+                document, questions = self.read(json.loads(line), self.style)
+                answers = (text for question in questions for text in question.references)
+                if not all(isinstance(text, str) for text in (document, *answers)):
+                    raise TypeError("a text is no text")
+                documents.append((document, questions))
             except (ValueError, SyntaxError, LookupError, TypeError, AttributeError) as error:
-                what = f"line {number} of {path} is not of the form that {self.name} has"
+                what = f"line {number} of {self._path} is not of the form that {self.name} has"
                 raise UsageError(f"{what}: fetch the file again") from error
         return [document for document in documents if document[1]]
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+from longread.evaluate.task import read_text
+
 BOOKS = tuple(
     f"books/txt/{name}.txt" for name in ("pride_and_prejudice", "moby_dick", "sotu_1953_1980")
 )
@@ -42,8 +44,8 @@ class Essay:
 
     @classmethod
     def load(cls, paths: Sequence[Path]) -> Essay:
-        """The texts of files, one after the other."""
-        found = sentences(" ".join(path.read_text(encoding="utf-8") for path in paths))
+        """The texts of files, one after the other. Raises UsageError."""
+        found = sentences(" ".join(map(read_text, paths)))
         return cls(found, list(accumulate(len(text.split()) for text in found)))
 
     def first(self, num_words: int) -> list[str]:

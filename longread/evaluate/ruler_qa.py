@@ -22,7 +22,7 @@ from typing import Any
 
 from longread.errors import UsageError
 from longread.evaluate.ruler_length import draws_for, longest
-from longread.evaluate.task import Materials, Question, Sample
+from longread.evaluate.task import Materials, Question, Sample, read_text
 
 _ANSWER_BRIEFLY = (
     "Answer the question based on the given documents. Only give me the answer and do not output "
@@ -90,8 +90,10 @@ class DocumentQA:
     def __post_init__(self) -> None:
         path = self.materials.path(self.file)
         try:
-            self._questions = self.read(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, KeyError, TypeError) as error:
+            self._questions = self.read(json.loads(read_text(path)))
+            if not self._questions:
+                raise ValueError("no questions")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise UsageError(f"{path} does not hold the questions of {self.name}") from error
         texts = chain.from_iterable((*asked.gold, *asked.related) for asked in self._questions)
         self._texts = sorted(set(texts))

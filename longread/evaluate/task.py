@@ -76,6 +76,17 @@ class Materials:
         return path
 
 
+def read_text(path: Path) -> str:
+    """A file of the evaluation data. Raises UsageError where it is no text or cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read as text: {error}") from error
+    if not text.strip():
+        raise UsageError(f"{path} is empty: fetch the file again")
+    return text
+
+
 def _normal(text: str) -> str:
     """SQuAD's normal form: lower case, no punctuation, no articles, single spaces."""
     text = "".join(char for char in text.lower() if char not in string.punctuation)

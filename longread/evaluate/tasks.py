@@ -15,6 +15,7 @@ from longread.evaluate import (
     needles,
     ruler,
 )
+from longread.evaluate.book_text import NOVELS
 from longread.evaluate.task import Materials, Task
 
 TASKS: dict[str, Callable[[Materials], Task]] = {
@@ -33,6 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         for family in ("leval", "loogle", "longbench")
     },
 }
+IN_NOVELS = ("needles", "follow_ups", "coreference_far", "long_answers")  # they read when asked
 ALL = "all"  # but LongBench's, whose files a user brings
 
 
@@ -59,4 +61,8 @@ def task_names(names: Iterable[str]) -> list[str]:
 
 def make_tasks(names: Iterable[str], materials: Materials) -> list[Task]:
     """The tasks that `task_names` finds. Raises UsageError, also for data that is missing."""
-    return [TASKS[name](materials) for name in task_names(names)]
+    chosen = task_names(names)
+    if any(name in IN_NOVELS for name in chosen):
+        for novel in NOVELS:
+            materials.path(novel)
+    return [TASKS[name](materials) for name in chosen]
