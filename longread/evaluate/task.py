@@ -116,15 +116,17 @@ def _f1(answer: str, references: tuple[str, ...]) -> float:
     return max(map(one, references), default=0.0)
 
 
-# Letters A to D, run together or listed. "A" before another word is an article, mostly.
-_ARTICLE = r"A(?=[ \t]+(?!(?:is|and|or|because|as|since|only|alone)\b)[A-Za-z]{2})"
+# Letters A to D, run together or listed. "A" before a word in small letters is an article.
+_ARTICLE = r"A(?=[ \t]+(?!(?:is|and|or|because|as|since|only|alone)\b)[a-z])"
 _LETTER = rf"(?:(?!{_ARTICLE})[A-D](?![a-zE-Z\d_'\u2019-]))"
 _LETTERS = rf"(?<![\w'\u2019-])({_LETTER}(?:\s*[,;/]?\s*(?:and|&)?\s*{_LETTER})*+)(?!\w)"
+_STOP = r"(?=[\"\u201d*]*(?:[).,:;!?\n]|\s*\Z))"
 _CHOICES = (
+    r"\A\W*" + _LETTERS + _STOP,
     r"(?i:\b(?:answer|option|choice|letter)s?(?:\s+(?:is|are|must be|would be)\b|\s*:))\W*"
     + _LETTERS,
     r"\A\W*" + _LETTERS,
-    _LETTERS + r"(?=[\"\u201d*]*(?:[).,:;!?\n]|\s*\Z))",
+    _LETTERS + _STOP,
     _LETTERS,
 )
 
@@ -132,8 +134,8 @@ _CHOICES = (
 def _choice(answer: str, references: tuple[str, ...]) -> float:
     """Whether the letters that the answer chooses are those wanted ("A", "BD").
 
-    They are those after "the answer is", or else at the beginning, or else the first ones before a
-    stop or the end, or else the first ones.
+    They are those at the beginning before a stop, or else after "the answer is", or else at the
+    beginning, or else the first ones before a stop or the end, or else the first ones.
     """
     found = next((match for form in _CHOICES if (match := re.search(form, answer))), None)
     letters = "".join(sorted(set(re.findall(r"[A-D]", found.group(1))))) if found else ""
