@@ -178,10 +178,10 @@ def test_each_policy_keeps_its_captured_step(model: Model, monkeypatch: pytest.M
     decoder = model.decoder
     variants = parse_variants(",".join(GENTLE), "10%,20%", model.settings)
     runner = Runner(decoder, model.tokenizer, variants, LENGTH)
-    policies = list(runner._policies.values())
     kept = []
     for number in (0, 1):
         runner.answers(model.prompts().make(_sample(number)), variants)
+        policies = list(runner._policies.values())
         with monkeypatch.context() as patch:
             patch.setattr(ops, "on_triton", lambda x: True)
             kept.append([decoder.captured.step(runner._cache, policy, None) for policy in policies])
@@ -280,6 +280,21 @@ def test_a_task_may_have_fewer_samples(model: Model, tmp_path: Path) -> None:
         _run(model, tmp_path / "b", _request(model, "dense", 3, tasks=(Made("none", 0),)))
 
 
+def test_a_share_counts_from_a_short_document_itself(model: Model) -> None:
+    (variant,) = parse_variants("tokenselect", "10%", model.settings)
+    runner = Runner(model.decoder, model.tokenizer, [variant], LENGTH)
+    budgets = []
+    for text in (TEXT[:600], TEXT[:1200], TEXT):
+        prompt = model.prompts().make(_sample(text=text))
+        runner.answers(prompt, [variant])
+        (policy,) = runner._policies.values()
+        is_about_as_long = len(prompt.document) >= 0.8 * LENGTH
+        num_rows = LENGTH if is_about_as_long else len(prompt.document)
+        assert policy.budget == -(-num_rows // 10)  # type: ignore[attr-defined]
+        budgets.append(policy.budget)  # type: ignore[attr-defined]
+    assert budgets[0] < budgets[1] < budgets[2] == LENGTH // 10
+
+
 @pytest.mark.weights
 def test_real_answers_are_those_of_a_session(smollm2_dir: Path, tmp_path: Path) -> None:
     settings = Settings(model=str(smollm2_dir), window_size=32, max_tokens=MAX_TOKENS)
@@ -289,12 +304,12 @@ def test_real_answers_are_those_of_a_session(smollm2_dir: Path, tmp_path: Path) 
         ChatFormat.load(smollm2_dir),
         settings,
     )
-    (variant,) = parse_variants("tokenselect", "10%", settings)
+    (variant,) = parse_variants("tokenselect", "100", settings)
     for in_conversation in (False, True):
         sample = _sample(in_conversation=in_conversation)
-        said = model.answers(sample, "dense,tokenselect,snapkv", "10%")
+        said = model.answers(sample, "dense,tokenselect,snapkv", "100")
         expected = _of_a_session(settings, sample, tmp_path, variant)
-        assert [answer.text for answer in said["tokenselect:window_size=32 10%"]] == [
+        assert [answer.text for answer in said["tokenselect:window_size=32 100"]] == [
             text for text, _ in expected
         ]
         assert len(said) == 3 and all(answer.text for answer in said["dense"])

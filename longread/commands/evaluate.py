@@ -104,6 +104,10 @@ def evaluate(
     from longread.errors import UsageError
 
     run = Run.start(ctx)
+    if plots is not None and not report:
+        raise UsageError("--plots draws what --report shows: name a folder with --report")
+    if not selection_only and (pages is not None or password is not None):
+        raise UsageError("--pages and --password are for a document with --selection-only")
     if report:
         if what is not None:
             raise UsageError("--report shows what is stored: leave TASKS out")

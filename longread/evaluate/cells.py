@@ -1,8 +1,8 @@
 """Results on disk: one cell for each model, task, length, policy with its fields, budget and seed.
 
 A folder holds a file for each model, length and task, MODEL/LENGTH/TASK.jsonl, with a cell a line:
-its identity, what ran it, its mean, and its samples. Files are written whole, so that a stopped run
-leaves every sample that it had reported, and a later run adds only what is missing.
+its identity, what ran it, its mean, and its samples. Files are written whole, every few seconds: a
+killed run loses the samples since then, and a later run adds only what is missing.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from longread.disk import disk_errors_with
 from longread.errors import StoreError
 
 FORMAT_VERSION = 1
+# To be raised whenever the same names give other results: a policy, the index, a task, a prompt.
+RESULTS_VERSION = 2
 _SUFFIX = ".jsonl"
 _LOCK = ".lock"
 
@@ -31,6 +33,7 @@ class CellKey:
     """What a cell is. model_identity: of the weights; prompt_identity: of the chat format.
 
     variant: the policy and its fields as a Variant's label; length: tokens of prompt and answer.
+    Cells of another results_version are other cells.
     """
 
     model: str
@@ -44,6 +47,7 @@ class CellKey:
     variant: str
     fields: tuple[tuple[str, Any], ...]
     budget: str
+    results_version: int = RESULTS_VERSION
 
     @property
     def name(self) -> str:
@@ -121,6 +125,7 @@ class Cell:
         record = json.loads(line)
         if record["format_version"] != FORMAT_VERSION:
             raise ValueError("another version of longread wrote it")
+        record.setdefault("results_version", 1)
         names = {name: record[name] for name in CellKey.__dataclass_fields__}
         key = CellKey(**{**names, "fields": tuple(record["fields"].items())})
         results = {}
@@ -183,11 +188,16 @@ class CellFolder:
         for path in sorted(self._changed):
             cells = sorted(
                 (cell for cell in self._files[path].values() if cell.results),
-                key=lambda cell: (cell.key.seed, cell.key.variant, budget_order(cell.key.budget)),
+                key=lambda cell: (
+                    cell.key.results_version,
+                    cell.key.seed,
+                    cell.key.variant,
+                    budget_order(cell.key.budget),
+                ),
             )
             with _disk_errors("create", path.parent):
                 path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, ["".join(f"{cell.to_json()}\n" for cell in cells).encode()])
+                write_atomic(path, ["".join(f"{cell.to_json()}\n" for cell in cells).encode()])
         self._changed.clear()
 
     def _path(self, key: CellKey) -> Path:
@@ -206,7 +216,7 @@ def read_cells(folders: Iterable[Path]) -> list[Cell]:
     """
     found: dict[CellKey, Cell] = {}
     for folder in folders:
-        paths = sorted(folder.rglob(f"*{_SUFFIX}"))
+        paths = sorted(p for p in folder.rglob(f"*{_SUFFIX}") if not p.name.startswith("."))
         if not paths:
             raise StoreError(f"{folder} holds no results: `longread eval TASKS --out` makes them")
         for path in paths:

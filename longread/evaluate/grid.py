@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 import torch
 
 from longread import __version__
-from longread.errors import UsageError
+from longread.errors import ContextError, UsageError
 from longread.evaluate.cells import Cell, CellFolder, CellKey, Result
-from longread.evaluate.runner import ANSWER_ROOM, Prompt, Prompts, Runner, Said
-from longread.evaluate.task import Sample, Task
+from longread.evaluate.runner import Prompt, Prompts, Runner, Said
+from longread.evaluate.task import ANSWER_ROOM, Sample, Task
 from longread.evaluate.variants import Variant
 from longread.events import Notice, NoticeFn, Progress, ProgressFn
 from longread.model import Decoder
@@ -111,32 +111,39 @@ class Grid:
         times: dict[str, float],
     ) -> None:
         works = self._missing(request, length)
-        if not works:
+        outcome.num_missing += len(works)
+        if not works or (outcome.num_done and _is_late(request, started)):
             return
         runner = Runner(self._decoder, self._tokenizer, request.variants, length)
         run = self._run_record(request.command)
         num_seen = 0
+        too_long: set[str] = set()
         asked = time.perf_counter()
         write_at = asked + _WRITE_INTERVAL_S
         for work, prompt in self._prompts_ahead(works, length, request.seed):
             times["waiting_s"] += time.perf_counter() - asked
             num_seen += 1
-            if prompt is not None:
-                said = runner.answers(prompt, work.variants)
+            if prompt is not None and work.task.name not in too_long:
+                try:
+                    said = runner.answers(prompt, work.variants)
+                except ContextError as error:
+                    too_long.add(work.task.name)
+                    self._notice(Notice(f"{work.task.name} at {length:,}: {error}"))
+                    said = {}
                 for variant, answers in said.items():
                     key = self._key(work.task, length, variant, request.seed)
                     self._folder.add(key, _result(prompt.sample, answers), run)
-                outcome.num_done += 1
+                outcome.num_done += bool(said)
             self._progress(Progress(f"evaluating at {length:,}", num_seen, len(works), "samples"))
             asked = time.perf_counter()
             if asked > write_at:
                 self._folder.write()
                 began, asked = asked, time.perf_counter()
                 write_at = asked + max(_WRITE_INTERVAL_S, _WORK_PER_WRITE * (asked - began))
-            if request.limit_s is not None and asked - started > request.limit_s:
+            if _is_late(request, started):
                 break
         self._folder.write()
-        outcome.num_missing += len(works) - num_seen
+        outcome.num_missing -= num_seen
         for name in ("prefill_s", "questions_s", "answers_s"):
             times[name] += getattr(runner.times, name)
 
@@ -212,6 +219,10 @@ class Grid:
             "torch": torch.__version__,
             "device": torch.cuda.get_device_name(device) if on_gpu else f"cpu {platform.machine()}",
         }
+
+
+def _is_late(request: Request, started: float) -> bool:
+    return request.limit_s is not None and time.perf_counter() - started > request.limit_s
 
 
 def _result(sample: Sample, answers: Sequence[Said]) -> Result:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from longread.errors import UsageError
 from longread.evaluate.book_text import BookText
-from longread.evaluate.task import Materials, Question, Sample, Task
+from longread.evaluate.task import ANSWER_ROOM, Materials, Question, Sample, Task
 
 FIRST_NAMES = (
     *("Adam", "Agnes", "Albert", "Alice", "Amy", "Andrew", "Anna", "Arthur", "Barbara", "Ben"),
@@ -61,7 +61,7 @@ class LongAnswers:
     """As many visits as a right answer of `max_tokens` has lines; right lines are its score.
 
     `task.right_lines` tells which they are, for the drift along the answer. At 2,048 tokens of
-    answer the document holds about 3,000 of visits, so a prompt of 4K is the shortest.
+    answer the document holds about 3,000 of visits, so a length of 6K is the shortest.
     """
 
     materials: Materials
@@ -80,6 +80,7 @@ class LongAnswers:
         wanted = tuple(lines[len(SHOWN) :])
         question = Question(WORDING, wanted, "lines", self.max_tokens, prefix)
         room = num_tokens - count_tokens(WORDING) - count_tokens(prefix)
+        room -= max(0, self.max_tokens - ANSWER_ROOM)  # a length counts the answer too
         insert = (rng.uniform(0.1, 0.9), "\n\n" + "\n".join(told))
         document = self._text.document(number, rng, [insert], room)
         return Sample(self.name, number, document, (question,))

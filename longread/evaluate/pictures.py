@@ -34,11 +34,12 @@ class DepthPicture:
 
 def depth_pictures(groups: Sequence[Group]) -> list[DepthPicture]:
     """A picture for each variant of each family whose questions come by depth ("depth 35%")."""
-    apart: dict[tuple[str, str, int], list[Group]] = {}
+    apart: dict[tuple[str, str, int, int], list[Group]] = {}
     for group in groups:
-        apart.setdefault((group.family, group.model, group.seed), []).append(group)
+        shared = (group.family, group.model, group.seed, group.results_version)
+        apart.setdefault(shared, []).append(group)
     pictures = []
-    for (family, model, seed), own in apart.items():
+    for (family, model, seed, _), own in apart.items():
         depths = [
             kind
             for kind in statistics.kinds(cell for group in own for cell in group.cells.values())

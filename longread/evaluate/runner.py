@@ -28,7 +28,7 @@ from longread.reread import DocumentRereader
 from longread.tokenizer import Tokenizer
 from longread.trace import Trace
 
-ANSWER_ROOM = 128  # RULER counts the tokens to be generated into a length; these are its most
+_ABOUT = 0.8  # of a length: the question and the answer's room are the rest
 _SPARE_ROWS = 4096  # for conversations and long answers; more make the cache grow
 
 
@@ -98,15 +98,17 @@ class Runner:
     def __init__(
         self, decoder: Decoder, tokenizer: Tokenizer, variants: Sequence[Variant], num_tokens: int
     ) -> None:
-        """num_tokens: what budgets that are shares count from, and about the longest prompt."""
+        """num_tokens: about the longest prompt."""
         self.times = Times()
         self._decoder = decoder
         self._tokenizer = tokenizer
         self._by_products = _Memory()
         self._cache = decoder.new_cache(min(decoder.config.window, num_tokens + _SPARE_ROWS))
+        self._num_tokens = num_tokens
         # Kept from sample to sample, with their indexes, so that their plans stay equal.
-        self._policies = {variant: variant.make(num_tokens) for variant in variants}
-        decoder.captured.most = len(self._policies) + 1
+        self._policies: dict[tuple[Variant, int], Policy] = {}
+        decoder.captured.clear()
+        decoder.captured.most = len(variants) + 1
 
     def answers(self, prompt: Prompt, variants: Sequence[Variant]) -> dict[Variant, list[Said]]:
         """What each variant says to each question. Raises ContextError over the model's window."""
@@ -119,7 +121,7 @@ class Runner:
         ]
         together = [variant for variant in variants if variant not in alone]
         if together:
-            policies = [self._policies[variant] for variant in together]
+            policies = [self._policy(variant, prompt) for variant in together]
             group = _Group(policies)
             self._prepare(group, prompt)
             for question, ids in zip(prompt.sample.questions, prompt.questions, strict=True):
@@ -137,7 +139,7 @@ class Runner:
     def _alone(self, prompt: Prompt, variant: Variant) -> list[Said]:
         """One variant's answers, each question read by itself or after the answers before it."""
         said: list[Said] = []
-        policy = self._policies[variant]
+        policy = self._policy(variant, prompt)
         pending: list[int] = []
         for question, ids in zip(prompt.sample.questions, prompt.questions, strict=True):
             if not said or not prompt.sample.in_conversation:
@@ -150,6 +152,20 @@ class Runner:
             if prompt.sample.in_conversation:
                 pending = [*pending, *ids, *answer_ids][self._cache.length - start :]
         return said
+
+    def _policy(self, variant: Variant, prompt: Prompt) -> Policy:
+        """The variant's policy; a budget that is a share counts from the document's rows.
+
+        Documents of about the length count as that long: steps are captured for each budget.
+        """
+        num_rows = len(prompt.document)
+        if num_rows >= _ABOUT * self._num_tokens:
+            num_rows = self._num_tokens
+        if (variant, num_rows) not in self._policies:
+            for key in [key for key in self._policies if key[0] == variant]:
+                del self._policies[key]
+            self._policies[variant, num_rows] = variant.make(num_rows)
+        return self._policies[variant, num_rows]
 
     def _read(self, prompt: Prompt) -> None:
         """Prefill the document into the cleared cache."""

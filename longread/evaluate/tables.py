@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from longread.evaluate import statistics
-from longread.evaluate.cells import Cell, CellKey, budget_order
+from longread.evaluate.cells import RESULTS_VERSION, Cell, CellKey, budget_order
 from longread.evaluate.statistics import Interval
-from longread.evaluate.tasks import family_of
+from longread.evaluate.tasks import GROUPS, family_of
 from longread.plain_text import count_text
 
 REFERENCE = "dense"
@@ -43,6 +43,7 @@ class Group:
     model: str
     length: int
     seed: int
+    results_version: int
     tasks: tuple[str, ...]
     variants: tuple[str, ...]  # by name, dense first
     cells: dict[tuple[str, str], Cell]  # by task and variant
@@ -51,7 +52,12 @@ class Group:
     def title(self) -> str:
         """What the cells have in common."""
         length = count_text(self.length, "token")
-        return f"{self.family} at {length}, {self.model}, seed {self.seed}"
+        family = self.family
+        if 1 < len(self.tasks) < len(GROUPS.get(family, ())):
+            family = f"{len(self.tasks)} of {len(GROUPS[family])} tasks of {family}"
+        old = self.results_version != RESULTS_VERSION
+        version = f", results version {self.results_version}" if old else ""
+        return f"{family} at {length}, {self.model}, seed {self.seed}{version}"
 
     def of_variant(self, variant: str) -> list[Cell]:
         """A variant's cells in the order of the tasks."""
@@ -90,6 +96,7 @@ def groups(cells: Sequence[Cell]) -> list[Group]:
                 key.model,
                 key.length,
                 key.seed,
+                key.results_version,
                 tuple(dict.fromkeys(cell.key.task for cell in own)),
                 tuple(key.name for key in ordered),
                 {(cell.key.task, cell.key.name): cell for cell in own},
@@ -102,12 +109,13 @@ def groups(cells: Sequence[Cell]) -> list[Group]:
             families.index(group.family),
             group.length,
             group.seed,
+            group.results_version,
         ),
     )
 
 
 def _shared(key: CellKey) -> tuple[object, ...]:
-    identities = (key.model_identity, key.prompt_identity, key.dtype)
+    identities = (key.results_version, key.model_identity, key.prompt_identity, key.dtype)
     return (family_of(key.task), key.model, *identities, key.length, key.seed)
 
 
