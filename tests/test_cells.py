@@ -133,6 +133,7 @@ def test_a_run_goes_on_from_the_results_of_the_docs() -> None:
         key = cell.key
         assert (variant.label, variant.budget) == (key.variant, key.budget)
         assert (variant.policy, variant.fields) == (key.policy, key.fields)
-        (run,) = cell.runs
-        assert run["command"].startswith("longread eval ") and "/" not in run["command"]
+        assert cell.runs
+        for run in cell.runs:
+            assert run["command"].startswith("longread eval ") and "/" not in run["command"]
     assert len({cell.key for cell in stored}) == len(stored) > 100

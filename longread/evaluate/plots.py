@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _TURN = re.compile(r"turn \d+")
 _WIDTH, _HEIGHT = 4.0, 3.4  # inches, of one panel
 _IN_A_ROW = 4
+_APART = 0.05  # between the points of two variants at one place, which are often equal
 
 
 def write_plots(groups: Sequence[Group], folder: Path) -> list[Path]:
@@ -62,12 +63,12 @@ def _by_budget(group: Group) -> Figure:
         if budget:
             lines.setdefault(label, []).append((budget, variant))
     budgets = sorted({b for line in lines.values() for b, _ in line}, key=budget_order)
-    for label, line in lines.items():
+    for number, (label, line) in enumerate(lines.items()):
         places, means, below, above = [], [], [], []
         for budget, variant in line:
             mean = 100 * _mean_of_tasks(group, variant)
             change = statistics.difference(group.pairs(variant))
-            places.append(budgets.index(budget))
+            places.append(budgets.index(budget) + _APART * (number - (len(lines) - 1) / 2))
             means.append(mean)
             below.append(100 * (change.mean - change.low) if change else 0.0)
             above.append(100 * (change.high - change.mean) if change else 0.0)
@@ -90,18 +91,18 @@ def _by_turn(group: Group, turns: Sequence[str]) -> Figure:
     budgets = sorted({budget for _, budget in map(_parts, group.variants)} - {""}, key=budget_order)
     figure, panels = _panels(max(1, len(budgets)))
     for axes, budget in zip(panels, budgets or [""], strict=False):
-        for variant in group.variants:
-            label, own = _parts(variant)
-            if own not in ("", budget):
-                continue
+        shown = [variant for variant in group.variants if _parts(variant)[1] in ("", budget)]
+        for number, variant in enumerate(shown):
             means = [_mean_of_tasks(group, variant, turn) for turn in turns]
             style = "k--" if variant == REFERENCE else "o-"
-            axes.plot(range(len(turns)), [100 * mean for mean in means], style, label=label)
+            apart = _APART * (number - (len(shown) - 1) / 2)
+            places = [place + apart for place in range(len(turns))]
+            axes.plot(places, [100 * mean for mean in means], style, label=_parts(variant)[0])
         axes.set_xticks(range(len(turns)), turns)
         axes.set_ylim(-5, 105)
         axes.set_ylabel("score")
         axes.set_title(f"{group.title}\nbudget {budget}", fontsize=8)
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
