@@ -60,7 +60,7 @@ class FullAttention:
 
     kv_layout = "k,v [L, H_kv, n, D] after RoPE"
     captured = True
-    chunk_tokens = None
+    chunk_tokens: int | None = None
 
     def __init__(self, network: Network) -> None:
         self._network = network

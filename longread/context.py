@@ -40,9 +40,10 @@ def reads_past_window(
         )
     if settings.context != "auto":
         return settings.context == "select"
-    num_tokens = len(build_prompt(tokenizer, chat, tokenized).token_ids)
-    too_long = num_tokens + QUESTION_RESERVE + settings.max_tokens > config.window
-    return too_long and can_select and not settings.truncate
+    reserve = QUESTION_RESERVE + settings.max_tokens
+    if not can_select or settings.truncate or reserve > config.window // 2:
+        return False  # what is too long is refused, or cut; or it is the answer that is too long
+    return len(build_prompt(tokenizer, chat, tokenized).token_ids) + reserve > config.window
 
 
 def widened(config: ModelConfig) -> ModelConfig:

@@ -37,6 +37,7 @@ _TEMP_PREFIX = ".saving-"
 _ANSWER_SETTINGS = (
     "dtype",
     "kv_dtype",
+    "context",
     "min_votes",
     "index_dim",
     "sink_size",

@@ -33,7 +33,7 @@ class SelectedAttention:
 
     kv_layout = "k,v [L, H_kv, n, D], k before RoPE, read by selection"
     captured = False
-    chunk_tokens = 512
+    chunk_tokens: int | None = 512
 
     def __init__(self, network: Network) -> None:
         self._network = network

@@ -474,8 +474,8 @@ def test_damaged_last_layers_are_found_before_their_rows_are_stored(
 ) -> None:
     load = Decoder.load.__func__  # type: ignore[attr-defined]
 
-    def load_damaged(model_dir: Path, device: str, dtype: str) -> Decoder:
-        decoder = load(Decoder, model_dir, device, dtype)
+    def load_damaged(model_dir: Path, device: str, dtype: str, **options: bool) -> Decoder:
+        decoder = load(Decoder, model_dir, device, dtype, **options)
         last = decoder.network.layers[-1]
         num_rows = 2 * decoder.config.head_dim
         rows = slice(-2 * num_rows, -num_rows) if part == "k" else slice(-num_rows, None)
