@@ -10,6 +10,7 @@ import pytest
 
 from longread.config import Settings
 from longread.errors import StoreError
+from longread.evaluate import tables
 from longread.evaluate.cells import Cell, CellFolder, CellKey, Result, budget_order, read_cells
 from longread.evaluate.variants import parse_variants
 
@@ -137,3 +138,16 @@ def test_a_run_goes_on_from_the_results_of_the_docs() -> None:
         for run in cell.runs:
             assert run["command"].startswith("longread eval ") and "/" not in run["command"]
     assert len({cell.key for cell in stored}) == len(stored) > 100
+
+
+def test_further_figures_are_stored_and_shown(tmp_path: Path) -> None:
+    folder = CellFolder(tmp_path)
+    with folder.locked():
+        for number, share in enumerate((0.5, 1.0)):
+            figures = (("part 1 of 5", share),)
+            folder.add(KEY, replace(result(number, 1.0), measures=figures), RUN)
+    (cell,) = read_cells([tmp_path])
+    assert cell.results[1].measures == (("part 1 of 5", 1.0),)
+    (group,) = tables.groups([cell])
+    table = tables.measure_table(group, "vt")
+    assert table is not None and table.rows == (("part 1 of 5", "75.0 (2)"),)

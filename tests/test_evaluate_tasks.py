@@ -20,7 +20,7 @@ from longread.evaluate.book_text import NOVELS, BookText, cut, normal, units
 from longread.evaluate.books_qa import BOOKS, BooksQA
 from longread.evaluate.coreference import Coreference, token_accuracy
 from longread.evaluate.follow_ups import FACTS, MAX_TOKENS, FollowUps
-from longread.evaluate.long_answers import SHOWN, LongAnswers
+from longread.evaluate.long_answers import SHOWN, LongAnswers, drift
 from longread.evaluate.long_qa import LONGBENCH, LongQA
 from longread.evaluate.ruler_essay import BOOKS as PROSE
 from longread.evaluate.task import ANSWER_ROOM, SCORINGS, Materials, Question, Sample, right_lines
@@ -311,6 +311,28 @@ def test_token_accuracy() -> None:
     assert token_accuracy("abxd", "abcd", encode) == 0.75
     assert token_accuracy("ab", "abcd", encode) == 0.5
     assert token_accuracy("", "abcd", encode) == 0
+
+
+def test_coreference_measures_the_tokens_of_the_name() -> None:
+    def encode(text: str) -> list[int]:
+        return [ord(char) for char in text[1:]]
+
+    sample = Coreference(Materials(count_tokens, None, encode)).sample(0, 2000, SEED)
+    (question,) = sample.questions
+    (name,) = question.references
+    assert question.measure is not None
+    assert question.measure(name) == {"name tokens": 1.0}
+    half = name[: len(name) // 2]
+    assert question.measure(half) == {"name tokens": len(half) / len(name)}
+    (unmeasured,) = Coreference(Materials(count_tokens)).sample(0, 2000, SEED).questions
+    assert unmeasured.measure is None and unmeasured == question
+
+
+def test_drift_tells_where_along_the_answer_the_right_lines_are() -> None:
+    wanted = tuple(f"{n}. name {n}: {n + 20}" for n in range(1, 11))
+    found = drift("\n".join([*wanted[:4], "5. name 5: 1", *wanted[5:7]]), wanted)
+    assert list(found.values()) == [1.0, 1.0, 0.5, 0.5, 0.0]
+    assert list(found)[0] == "part 1 of 5"
 
 
 BOOK_LENGTHS = (600, 3000, 12_000, 200_000)

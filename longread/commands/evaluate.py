@@ -166,7 +166,7 @@ def _answers(
         model_dir = prepare(settings.model, settings.models_dir, screen.progress, screen.notice)
         tokenizer, chat = Tokenizer.load(model_dir), ChatFormat.load(model_dir)
         _check_lengths(lengths, load_config(model_dir).window)
-        materials = Materials(lambda text: len(tokenizer.encode(text)), data)
+        materials = Materials(lambda text: len(tokenizer.encode(text)), data, tokenizer.encode)
         tasks = make_tasks(chosen, materials)
         request = Request(tuple(tasks), lengths, variants, num_samples, settings.seed, limit_s)
         command = _command(run, names, policies, budgets, request, data)

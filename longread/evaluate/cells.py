@@ -68,6 +68,7 @@ class Result:
     answers: tuple[str, ...]
     rows_read: float
     rows_cached: int
+    measures: tuple[tuple[str, float], ...] = ()
 
     @property
     def score(self) -> float:
@@ -103,6 +104,7 @@ class Cell:
                 **({"kinds": result.kinds} if any(result.kinds) else {}),
                 "answers": result.answers,
                 "rows": [round(result.rows_read, 1), result.rows_cached],
+                **({"measures": dict(result.measures)} if result.measures else {}),
             }
             for _, result in sorted(self.results.items())
         ]
@@ -137,6 +139,7 @@ class Cell:
                 tuple(sample.get("kinds", [""] * len(scores))),
                 tuple(sample["answers"]),
                 *sample["rows"],
+                tuple(sample.get("measures", {}).items()),
             )
         return cls(key, list(record["runs"]), results)
 

@@ -42,8 +42,14 @@ class Coreference:
         names = [name for name in NAMES if count_tokens(f" {name}") in NAME_TOKENS] or NAMES
         name = rng.choice(names)
         fillers = [text for kind, amount in FILLERS for text in rng.sample(kind, amount)]
+        encode = self.materials.encode
         question = Question(
-            f"{asked}? Answer with the name alone.", (name,), "any", 16, f"{asked}:"
+            f"{asked}? Answer with the name alone.",
+            (name,),
+            "any",
+            max_tokens=16,
+            answer_prefix=f"{asked}:",
+            measure=encode and (lambda said: {"name tokens": token_accuracy(said, name, encode)}),
         )
         room = num_tokens - count_tokens(question.text) - count_tokens(question.answer_prefix)
         first, rest = f"{introduction} {name}.", "".join(f" {text}" for text in fillers)

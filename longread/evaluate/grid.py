@@ -18,7 +18,7 @@ from longread import __version__
 from longread.errors import ContextError, UsageError
 from longread.evaluate.cells import Cell, CellFolder, CellKey, Result
 from longread.evaluate.runner import Prompt, Prompts, Runner, Said
-from longread.evaluate.task import ANSWER_ROOM, Sample, Task
+from longread.evaluate.task import ANSWER_ROOM, Question, Sample, Task
 from longread.evaluate.variants import Variant
 from longread.events import Notice, NoticeFn, Progress, ProgressFn
 from longread.model import Decoder
@@ -234,4 +234,14 @@ def _result(sample: Sample, answers: Sequence[Said]) -> Result:
         answers=tuple(answer.text for answer in answers),
         rows_read=sum(answer.rows_read for answer in answers),
         rows_cached=sum(answer.rows_cached for answer in answers),
+        measures=tuple(_measures(pairs).items()),
     )
+
+
+def _measures(pairs: Sequence[tuple[Question, Said]]) -> dict[str, float]:
+    """Further figures of the sample's answers, each the mean over the questions that have it."""
+    found: dict[str, list[float]] = {}
+    for question, answer in pairs:
+        for name, value in (question.measure(answer.text) if question.measure else {}).items():
+            found.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}

@@ -12,10 +12,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from longread.errors import UsageError
 from longread.evaluate.book_text import BookText
-from longread.evaluate.task import ANSWER_ROOM, Materials, Question, Sample, Task
+from longread.evaluate.task import ANSWER_ROOM, Materials, Question, Sample, Task, right_lines
 
 FIRST_NAMES = (
     *("Adam", "Agnes", "Albert", "Alice", "Amy", "Andrew", "Anna", "Arthur", "Barbara", "Ben"),
@@ -54,13 +55,14 @@ WORDING = (
 SHOWN = (None, None, None, 0, None, 1, None, 2, None, None, 4, None)
 SHARE_AGAIN = 0.4
 LEAST_LINES = 2 * len(SHOWN)
+_NUM_PARTS = 5
 
 
 @dataclass
 class LongAnswers:
     """As many visits as a right answer of `max_tokens` has lines; right lines are its score.
 
-    `task.right_lines` tells which they are, for the drift along the answer. At 2,048 tokens of
+    `drift` tells where along the answer they are. At 2,048 tokens of
     answer the document holds about 3,000 of visits, so a length of 6K is the shortest.
     """
 
@@ -78,7 +80,14 @@ class LongAnswers:
         told, lines = self._visits(rng)
         prefix = "".join(f"{line}\n" for line in lines[: len(SHOWN)])
         wanted = tuple(lines[len(SHOWN) :])
-        question = Question(WORDING, wanted, "lines", self.max_tokens, prefix)
+        question = Question(
+            WORDING,
+            wanted,
+            "lines",
+            self.max_tokens,
+            prefix,
+            measure=lambda answer: drift(answer, wanted),
+        )
         room = num_tokens - count_tokens(WORDING) - count_tokens(prefix)
         room -= max(0, self.max_tokens - ANSWER_ROOM)  # a length counts the answer too
         insert = (rng.uniform(0.1, 0.9), "\n\n" + "\n".join(told))
@@ -118,6 +127,16 @@ class LongAnswers:
         if len(lines) < LEAST_LINES:
             raise UsageError(f"{self.name} needs answers of more than {self.max_tokens} tokens")
         return told, lines
+
+
+def drift(answer: str, references: tuple[str, ...]) -> dict[str, float]:
+    """The share of right lines in each fifth of the answer."""
+    right = right_lines(answer, references)
+    bounds = [len(right) * part // _NUM_PARTS for part in range(_NUM_PARTS + 1)]
+    return {
+        f"part {part} of {_NUM_PARTS}": sum(right[start:end]) / max(end - start, 1)
+        for part, (start, end) in enumerate(pairwise(bounds), 1)
+    }
 
 
 def _longest_away(visitors: list[str]) -> list[str]:

@@ -165,6 +165,20 @@ def kind_tables(group: Group, task: str) -> list[Table]:
     return tables + [table for table in [_others(title, "kind", group, kinds, change)] if table]
 
 
+def measure_table(group: Group, task: str) -> Table | None:
+    """Further figures of a task's answers under each variant; None where it has none."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for (own, variant), cell in group.cells.items():
+        for result in cell.results.values() if own == task else ():
+            for name, value in result.measures:
+                found.setdefault(name, {}).setdefault(variant, []).append(value)
+    if not found:
+        return None
+    rows = tuple((n, *(_points(by.get(v, [])) for v in group.variants)) for n, by in found.items())
+    title = group.title if len(group.tasks) == 1 else f"{group.title}: {task}"
+    return Table(f"{title}: along the answers (n)", ("measure", *group.variants), rows)
+
+
 def _others(
     title: str,
     corner: str,
@@ -185,7 +199,10 @@ def tables(group: Group) -> list[Table]:
     differences = difference_table(group)
     if differences is not None:
         found.append(differences)
-    return found + [table for task in group.tasks for table in kind_tables(group, task)]
+    for task in group.tasks:
+        measures = measure_table(group, task)
+        found += kind_tables(group, task) + ([measures] if measures else [])
+    return found
 
 
 def origins(group: Group) -> list[str]:
@@ -251,7 +268,11 @@ def _mean_score(cells: Sequence[Cell]) -> float:
 
 def _score(cell: Cell | None, kind: str | None = None) -> str:
     found = list(statistics.scores(cell, kind).values()) if cell is not None else []
-    return f"{100 * sum(found) / len(found):.1f} ({len(found)})" if found else _NONE
+    return _points(found)
+
+
+def _points(values: Sequence[float]) -> str:
+    return f"{100 * sum(values) / len(values):.1f} ({len(values)})" if values else _NONE
 
 
 def _mean(group: Group, variant: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Protocol
@@ -21,7 +21,8 @@ class Question:
     """One question of a sample, as the model is asked it.
 
     scoring: a name of SCORINGS; answer_prefix: what the answer is made to begin with; kind: what
-    the figures of a task are counted apart by, where it has several kinds of question.
+    the figures of a task are counted apart by, where it has several kinds of question; measure:
+    further figures of an answer, from 0 to 1, by name.
     """
 
     text: str
@@ -30,6 +31,9 @@ class Question:
     max_tokens: int = 32
     answer_prefix: str = ""
     kind: str = ""
+    measure: Callable[[str], dict[str, float]] | None = field(
+        default=None, compare=False, repr=False
+    )
 
     def score(self, answer: str) -> float:
         """From 0, wrong, to 1, right."""
@@ -61,10 +65,11 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Materials:
-    """What tasks are made from. count_tokens: of the model under test, without special tokens."""
+    """What tasks are made from. encode, count_tokens: of the model, without special tokens."""
 
     count_tokens: Callable[[str], int]
     folder: Path | None = None
+    encode: Callable[[str], Sequence[int]] | None = None
 
     def path(self, name: str) -> Path:
         """A file of the evaluation data, such as books/txt/moby_dick.txt. Raises UsageError."""
