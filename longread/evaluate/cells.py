@@ -133,12 +133,14 @@ class Cell:
         results = {}
         for sample in record["samples"]:
             scores = tuple(sample["scores"])
+            rows_read, rows_cached = sample["rows"]
             results[sample["number"]] = Result(
                 sample["number"],
                 scores,
                 tuple(sample.get("kinds", [""] * len(scores))),
                 tuple(sample["answers"]),
-                *sample["rows"],
+                rows_read,
+                rows_cached,
                 tuple(sample.get("measures", {}).items()),
             )
         return cls(key, list(record["runs"]), results)
