@@ -20,7 +20,7 @@ from torch import Tensor
 from longread.cache import KVCache
 from longread.network import Network
 from longread.policies import KernelPlan, Turn
-from longread.policies.kept import kept_ranges
+from longread.policies.kept import rows_read
 from longread.step_buffers import Branches, StepBuffers
 from longread.trace import Trace
 
@@ -89,7 +89,7 @@ class StepGraph:
                 trace.count_into(self._mass, self._selected)
                 self._trace = weakref.ref(trace)
             trace.start_step(row + 1)
-            trace.add_rows_read(self.num_read(row + 1, turn))
+            trace.add_rows_read(rows_read(self.plan, turn, row + 1))
         return self.step_branches(token_id, (row,), (turn,))[0]
 
     def step_branches(
@@ -119,17 +119,9 @@ class StepGraph:
         self._expected = tuple(row + 1 for row in rows)
         return self.buffers.logits
 
-    def num_read(self, num_rows: int, turn: Turn) -> int:
-        """Rows that each KV head reads of `num_rows` in a turn."""
-        plan = self.plan
-        if plan.budget is None:
-            return num_rows
-        ranges = kept_ranges(num_rows, turn, plan.sink_size, plan.window_size)
-        return min(plan.budget + sum(end - start for start, end in ranges), num_rows)
-
     def reads_all(self, num_rows: int, turn: Turn) -> bool:
         """Whether a step over `num_rows` rows is a dense one."""
-        return self.num_read(num_rows, turn) == num_rows
+        return rows_read(self.plan, turn, num_rows) == num_rows
 
     def _replay(self, dense: bool, chooses: bool) -> None:
         if self._network.device.type == "cpu":  # Triton's interpreter, in the tests

@@ -26,7 +26,7 @@ from longread.errors import LongreadError, UsageError
 from longread.model import Decoder
 from longread.network import Layer
 from longread.policies import TokenSelect, Turn
-from longread.policies.kept import kept_ranges, row_tensor
+from longread.policies.kept import kept_ranges, row_tensor, rows_read
 from longread.step_buffers import can_choose
 
 _TOLERANCE = 0.01
@@ -185,7 +185,7 @@ def _attention(
     _check_attention(graph, cache, plan.index.layer(0), policy.turn)
     row_bytes = 2 * cache.k.shape[1] * cache.k.shape[3] * cache.k.element_size()
     index_bytes = plan.index.layer(0).rows[:, :num_rows].nbytes
-    num_read = graph.num_read(num_rows + 1, policy.turn)
+    num_read = rows_read(plan, policy.turn, num_rows + 1)
     read_ms = graph_ms(all_layers(lambda i: graph.attend(i, False, False)), repeats)
     both_ms = graph_ms(all_layers(lambda i: graph.attend(i, False, True)), repeats)
     votes = torch.rand(cache.k.shape[1], num_rows, device=decoder.device)

@@ -21,8 +21,8 @@ from longread.errors import ContextError
 from longread.evaluate.task import Question, Sample
 from longread.evaluate.variants import Variant
 from longread.model import Decoder
-from longread.policies import KernelPlan, Policy, Rereader, Turn
-from longread.policies.kept import kept_ranges
+from longread.policies import Policy, Rereader, Turn
+from longread.policies.kept import rows_read
 from longread.prompt import ChatFormat, build_prompt, question_ids, tokenize_document
 from longread.reread import DocumentRereader
 from longread.tokenizer import Tokenizer
@@ -210,7 +210,7 @@ class Runner:
         plan = policy.kernel_plan()
         counter = _RowCounter(decoder) if plan is None else None
         ids: list[int] = []
-        rows_read = rows_cached = 0
+        num_read = rows_cached = 0
         while True:
             token = logits.argmax(dim=-1, keepdim=True)
             token_id = int(token)
@@ -222,19 +222,11 @@ class Runner:
             logits = decoder.decode(token, cache, policy, counter)
             rows_cached += cache.length
             if plan is not None:
-                rows_read += _num_read(plan, policy.turn, cache.length)
+                num_read += rows_read(plan, policy.turn, cache.length)
         text = self._tokenizer.decode(ids).strip()
         self.times.answers_s += time.perf_counter() - started
-        read = float(rows_read) if counter is None else counter.rows_read
+        read = float(num_read) if counter is None else counter.rows_read
         return ids, Said(text, len(ids), read, rows_cached)
-
-
-def _num_read(plan: KernelPlan, turn: Turn, num_rows: int) -> int:
-    """Rows that each KV head reads of `num_rows`."""
-    if plan.budget is None:
-        return num_rows
-    ranges = kept_ranges(num_rows, turn, plan.sink_size, plan.window_size)
-    return min(plan.budget + sum(end - start for start, end in ranges), num_rows)
 
 
 class _RowCounter(Trace):

@@ -6,7 +6,7 @@ import torch
 from longread_kernels.tables import NORM_ROWS
 from torch import Tensor
 
-from longread.policies.base import Turn
+from longread.policies.base import KernelPlan, Turn
 
 Ranges = list[tuple[int, int]]
 
@@ -39,6 +39,14 @@ def norm_ranges(ranges: Ranges, num_rows: int, sink_size: int) -> Ranges:
     num_sinks = min(sink_size, num_rows, NORM_ROWS)
     newest = max(ranges[-1][0], num_sinks, num_rows - 1 - (NORM_ROWS - num_sinks))
     return [(0, num_sinks), (newest, max(num_rows - 1, newest))]
+
+
+def rows_read(plan: KernelPlan, turn: Turn, num_rows: int) -> int:
+    """Rows that each KV head reads of `num_rows` in a turn, where the kernels choose them."""
+    if plan.budget is None:
+        return num_rows
+    ranges = kept_ranges(num_rows, turn, plan.sink_size, plan.window_size)
+    return min(plan.budget + sum(end - start for start, end in ranges), num_rows)
 
 
 def row_tensor(ranges: Ranges, device: torch.device) -> Tensor:
