@@ -51,8 +51,10 @@ def widened(config: ModelConfig) -> ModelConfig:
     return dataclasses.replace(config, window=MOST_ROWS)
 
 
-def selection_notice(decoder: Decoder, num_tokens: int) -> Notice:
-    """What a user is told whose documents pass the window."""
+def selection_notice(settings: Settings, decoder: Decoder, num_tokens: int) -> Notice:
+    """What a user is told whose documents are read by selection."""
+    if settings.context == "select":
+        return Notice(f"{num_tokens:,} tokens are read by selection (--context select)", "info")
     return Notice(
         f"{num_tokens:,} tokens are read by selection: {decoder.config.name} was trained for "
         f"{decoder.trained_window:,}"
@@ -75,6 +77,7 @@ def answering_policy(settings: Settings, decoder: Decoder, num_rows: int) -> Pol
     if policy.budget is None or policy.sink_size + policy.window_size + policy.budget > room:
         raise UsageError(
             f"past the window of {window:,} tokens an answer can read {room:,} rows, the first and "
-            f"the last ones among them: give a smaller budget than {settings.budget}"
+            f"the last ones among them: give a smaller budget than {settings.budget}, at most "
+            f"{max(room - policy.sink_size - policy.window_size, 0)}"
         )
     return policy

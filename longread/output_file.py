@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from longread import values
@@ -28,8 +28,8 @@ def output_path(file: str, sources: Iterable[str]) -> Path:
     return path
 
 
-def check_output(path: Path, mark: bytes) -> None:
-    """Raise UsageError where `path` cannot be made, or is a file that `mark` does not stand in.
+def check_output(path: Path, *marks: bytes) -> None:
+    """Raise UsageError where `path` cannot be made, or is a file that none of `marks` stands in.
 
     So a long reading is not followed by an error, and only files of our own are written over.
     """
@@ -45,10 +45,10 @@ def check_output(path: Path, mark: bytes) -> None:
         raise _cannot_write(path, error.strerror or str(error)) from None
     if stat.S_ISDIR(mode):
         raise _cannot_write(path, "it is a folder")
-    if stat.S_ISREG(mode) and path.stat().st_size and not _holds(path, mark):
+    if stat.S_ISREG(mode) and path.stat().st_size and not _holds(path, marks):
         raise UsageError(
-            f"{path} is there already and is no such report of longread; name another file, or "
-            "remove that one"
+            f"{path} is there already, and not as longread writes it; name another file, or remove "
+            "that one"
         )
 
 
@@ -72,9 +72,10 @@ def _cannot_write(path: Path, reason: str) -> UsageError:
     return UsageError(f"cannot write {path}: {reason}; name another file")
 
 
-def _holds(path: Path, mark: bytes) -> bool:
+def _holds(path: Path, marks: Sequence[bytes]) -> bool:
     try:
-        return mark in path.read_bytes()
+        data = path.read_bytes()
+        return any(mark in data for mark in marks)
     except OSError:
         return False
 

@@ -236,7 +236,7 @@ class Session:
         )
         num_rows = len(self._prompt.token_ids)
         if past_window:
-            emit(context.selection_notice(self._decoder, num_rows))
+            emit(context.selection_notice(settings, self._decoder, num_rows))
         if slow := self._decoder.slow_because():
             emit(Notice(f"answers come through torch's own operations, which is slow: {slow}"))
         self._cache: KVCache = self._decoder.new_cache(

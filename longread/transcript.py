@@ -10,10 +10,11 @@ from pathlib import Path
 from longread.errors import UsageError
 from longread.events import Answer
 from longread.history import SavedSession, Turn, session_record
-from longread.output_file import output_path, write_output
+from longread.output_file import check_output, output_path, write_output
 from longread.plain_text import clean, count_text, json_text, place_text
 
 FORMATS = ("md", "json")
+_MARKS = (b"\nDocuments:\n\n", b'"sha256s": ')  # tell our files from others
 
 
 def export(session: SavedSession, format_name: str) -> str:
@@ -45,9 +46,11 @@ def export_markdown(session: SavedSession) -> str:
 def write_export(session: SavedSession, file: str, format_name: str | None = None) -> Path:
     """Write a conversation to a file, by default in the format of its ending; return its path.
 
-    Raises UsageError where it cannot be written, or is one of the conversation's documents.
+    Raises UsageError where it cannot be written, is one of the conversation's documents, or is a
+    file of another kind.
     """
     path = output_path(file, session.sources)
+    check_output(path, *_MARKS)
     if format_name is None:
         format_name = "json" if path.suffix.lower() == ".json" else "md"
     text = export(session, format_name)

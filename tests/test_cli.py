@@ -426,7 +426,7 @@ def test_report_of_an_answer(cli: Cli, tmp_path: Path) -> None:
     [
         (["--report", "book.txt"], "book.txt is a document of the conversation"),
         (["--report", "r.docx"], "a report is"),
-        (["--report", "b.html"], "is no such report of longread"),
+        (["--report", "b.html"], "not as longread writes it"),
         (["--report", "no/r.html"], "there is no folder no"),
         (["--report", "r.html", "--questions", "b.txt"], "--report shows one answer"),
     ],

@@ -158,7 +158,7 @@ def test_on_the_command_line(
     for words, part in (
         (["book.txt", "When?", "--report", "r.pdf"], "book.txt is no PDF; name a report that ends"),
         (["book.pdf", "book.txt", "When?", "--report", "r.pdf"], "is a copy of one document"),
-        (["book.pdf", "When?", "--report", "mine.pdf"], "is no such report of longread"),
+        (["book.pdf", "When?", "--report", "mine.pdf"], "not as longread writes it"),
         (["book.pdf", "When?", "--report", "book.pdf"], "is a document of the conversation"),
     ):
         code, line = ask(*words)

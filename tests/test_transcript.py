@@ -123,7 +123,7 @@ def test_only_files_of_ours_are_written_over(tmp_path: Path) -> None:
     (tmp_path / "old").write_bytes(b"<!doctype html>" + MARK)
     check_output(tmp_path / "old", MARK)
     (tmp_path / "mine").write_text("precious")
-    with pytest.raises(UsageError, match="no such report of longread"):
+    with pytest.raises(UsageError, match="not as longread writes it"):
         check_output(tmp_path / "mine", MARK)
     with pytest.raises(UsageError, match="it is a folder"):
         check_output(tmp_path, MARK)
@@ -131,3 +131,15 @@ def test_only_files_of_ours_are_written_over(tmp_path: Path) -> None:
         check_output(tmp_path / "no" / "x", MARK)
     with pytest.raises(UsageError, match="there is no folder"):
         check_output(tmp_path / "mine" / "x", MARK)
+
+
+def test_an_export_takes_no_file_of_another_kind(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.md"
+    mine.write_text("precious")
+    with pytest.raises(UsageError, match="not as longread writes it"):
+        transcript.write_export(make_session(), str(mine))
+    assert mine.read_text() == "precious"
+    ours = tmp_path / "ours"
+    for format_name in ("md", "json", "md"):  # our own are written over
+        transcript.write_export(make_session(), str(ours), format_name)
+    assert ours.read_text().startswith("# ")

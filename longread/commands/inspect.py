@@ -208,7 +208,7 @@ def _print_summary(run: Run, document: Document, count: CountFn | None, window: 
     tokens = f"not counted; `longread models pull {run.settings.model}` makes it possible"
     if count is not None and window is not None:
         num_tokens = count(document_text(document))
-        fits = "" if num_tokens < window else ", more than fits"
+        fits = "" if num_tokens < window else "; read by selection, or see --pages"
         tokens = f"{num_tokens:,} ({run.settings.model} takes {window:,} in all{fits})"
     rows = [
         ("document", document.name),

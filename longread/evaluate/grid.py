@@ -94,8 +94,12 @@ class Grid:
         outcome = Outcome([])
         times = {"waiting_s": 0.0, "prefill_s": 0.0, "questions_s": 0.0, "answers_s": 0.0}
         with self._folder.locked():
-            for length in request.lengths:
-                self._run_length(request, length, started, outcome, times)
+            try:
+                for length in request.lengths:
+                    self._run_length(request, length, started, outcome, times)
+            except KeyboardInterrupt:
+                self._notice(Notice("interrupted; what was answered is stored for the next run"))
+                raise
         outcome.cells = [cell for key in keys if (cell := self._folder.cell(key)).results]
         outcome.times = times | {"total_s": time.perf_counter() - started}
         if not outcome.cells and not outcome.num_missing:
