@@ -4,14 +4,12 @@ and which policies can answer from what was read by selection.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from longread.config import Settings
 from longread.errors import UsageError
 from longread.events import Notice
 from longread.model import Decoder
-from longread.past_window import MOST_ROWS
 from longread.policies import Policy, TokenSelect, make_policy
 from longread.prompt import ChatFormat, TokenizedDocument, build_prompt
 from longread.tokenizer import Tokenizer
@@ -44,11 +42,6 @@ def reads_past_window(
     if not can_select or settings.truncate or reserve > config.window // 2:
         return False  # what is too long is refused, or cut; or it is the answer that is too long
     return len(build_prompt(tokenizer, chat, tokenized).token_ids) + reserve > config.window
-
-
-def widened(config: ModelConfig) -> ModelConfig:
-    """The config of a model that reads by selection."""
-    return dataclasses.replace(config, window=MOST_ROWS)
 
 
 def selection_notice(settings: Settings, decoder: Decoder, num_tokens: int) -> Notice:

@@ -6,7 +6,6 @@ Hugging Face's models are the oracle of the tests and never run here.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -22,7 +21,7 @@ from longread.captured import CapturedSteps
 from longread.device import choose_device, choose_dtype
 from longread.errors import ContextError, ModelError
 from longread.network import Layer, Network
-from longread.past_window import MOST_ROWS, SelectedAttention
+from longread.past_window import SelectedAttention, widened
 from longread.policies import Policy
 from longread.trace import Trace
 from longread.weights import ModelConfig, load_config, load_weights
@@ -46,7 +45,7 @@ class Decoder:
         """past_window: read as past_window.py does, any number of rows."""
         self.trained_window = config.window
         if past_window:
-            config = dataclasses.replace(config, window=MOST_ROWS)
+            config = widened(config)
         self.config = config
         self.device = device
         self.dtype = dtype

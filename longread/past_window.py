@@ -12,6 +12,8 @@ vote in place of one.
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from longread_kernels import dispatch as ops
 from torch import Tensor
@@ -20,12 +22,18 @@ from longread.cache import KVCache
 from longread.network import Network
 from longread.policies import Policy
 from longread.trace import Trace
+from longread.weights import ModelConfig
 
 MOST_ROWS = 1 << 22  # that can be read; before it the memory sets a limit
 _SINK_SIZE = 128
 _LOCAL_SIZE = 512
 _NUM_CHOSEN = 2048
 _NUM_VOTERS = 8  # mean queries of a chunk
+
+
+def widened(config: ModelConfig) -> ModelConfig:
+    """The config of a model that reads by selection."""
+    return dataclasses.replace(config, window=MOST_ROWS)
 
 
 class SelectedAttention:

@@ -46,7 +46,6 @@ class Said:
     """An answer. Rows are those of one KV head in the mean over layers, summed over its steps."""
 
     text: str
-    num_tokens: int
     rows_read: float
     rows_cached: int
 
@@ -66,10 +65,6 @@ class Prompts:
     def __init__(self, tokenizer: Tokenizer, chat: ChatFormat) -> None:
         self._tokenizer = tokenizer
         self._chat = chat
-
-    def count_tokens(self, text: str) -> int:
-        """Tokens of a text by itself."""
-        return len(self._tokenizer.encode(text))
 
     @property
     def overhead(self) -> int:
@@ -226,7 +221,7 @@ class Runner:
         text = self._tokenizer.decode(ids).strip()
         self.times.answers_s += time.perf_counter() - started
         read = float(num_read) if counter is None else counter.rows_read
-        return ids, Said(text, len(ids), read, rows_cached)
+        return ids, Said(text, read, rows_cached)
 
 
 class _RowCounter(Trace):
