@@ -12,10 +12,9 @@ import shutil
 import sysconfig
 
 import torch
-from longread_kernels import reference
+from longread_kernels import reference, reference_gathered
 from longread_kernels.reference import attend_ref as attend
 from longread_kernels.reference import rms_norm_ref as rms_norm
-from longread_kernels.reference import rope_ref as rope
 from longread_kernels.reference import score_ref as score
 from longread_kernels.reference import select_rows_ref as select_rows
 from longread_kernels.reference import vote_ref as vote
@@ -25,13 +24,18 @@ __all__ = [
     "add_rms_norm",
     "attend",
     "attend_causal",
+    "attend_listed",
+    "attend_placed",
     "has_fp8",
+    "list_rows",
+    "mean_queries",
     "on_triton",
     "rms_norm",
     "rope",
     "rope_append",
     "score",
     "select_rows",
+    "soft_votes",
     "swiglu",
     "triton_missing",
     "vote",
@@ -74,6 +78,14 @@ def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[
     return reference.add_rms_norm_ref(x, delta, weight, eps)
 
 
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    if on_triton(x):
+        from longread_kernels import rotate
+
+        return rotate.rope(x, cos, sin)
+    return reference.rope_ref(x, cos, sin)
+
+
 def rope_append(
     heads: Tensor,
     cos: Tensor,
@@ -105,3 +117,47 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
         return linear.swiglu(gate_up)
     return reference.swiglu_ref(gate_up)
+
+
+def mean_queries(q: Tensor, num_voters: int, num_kv_heads: int, cos: Tensor, sin: Tensor) -> Tensor:
+    if on_triton(q):
+        from longread_kernels import rotate
+
+        return rotate.mean_queries(q, num_voters, num_kv_heads, cos, sin)
+    return reference_gathered.mean_queries_ref(q, num_voters, num_kv_heads, cos, sin)
+
+
+def soft_votes(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    if on_triton(q):
+        from longread_kernels import chunk_votes
+
+        return chunk_votes.soft_votes(q, k, scale)
+    return reference_gathered.soft_votes_ref(q, k, scale)
+
+
+def list_rows(votes: Tensor, num_chosen: int, first_row: int, end: int) -> Tensor:
+    if votes.is_cuda and triton_missing(votes.device.index) is None:
+        from longread_kernels import best_rows
+
+        return best_rows.list_rows(votes, num_chosen, first_row, end)
+    return reference_gathered.list_rows_ref(votes, num_chosen, first_row, end)
+
+
+def attend_listed(
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, cos: Tensor, sin: Tensor, scale: float
+) -> Tensor:
+    if on_triton(q):
+        from longread_kernels import gathered
+
+        return gathered.attend_listed(q, k, v, rows, cos, sin, scale)
+    return reference_gathered.attend_listed_ref(q, k, v, rows, cos, sin, scale)
+
+
+def attend_placed(
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, cos: Tensor, sin: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    if on_triton(q):
+        from longread_kernels import gathered
+
+        return gathered.attend_placed(q, k, v, rows, cos, sin, scale)
+    return reference_gathered.attend_placed_ref(q, k, v, rows, cos, sin, scale)

@@ -65,20 +65,16 @@ class SelectedAttention:
         policy: Policy | None,
         trace: Trace | None,
     ) -> Tensor:
-        num_tokens, num_kv_heads = q.shape[0], cache.k.shape[1]
-        own = torch.arange(start, start + num_tokens, device=q.device)
-        rows = self._earlier(q, cache, layer_idx, start)
-        rows = torch.cat((rows, own.expand(num_kv_heads, -1)), dim=1)
-        k, v = self._gathered(cache, layer_idx, rows)
-        num_rows = rows.shape[1]
-        q = ops.rope(q, *self._network.rope_rows(num_rows - num_tokens, num_rows))
+        k, v = cache.k[layer_idx], cache.v[layer_idx]
+        rows = self._rows(q, k, start)
+        cos, sin = self._network.rope_rows(0, rows.shape[1])
+        scale = self._head_dim**-0.5
         if trace is not None:
-            grouped = q[-1].reshape(num_kv_heads, -1, q.shape[-1]) * q.shape[-1] ** -0.5
-            probs = torch.softmax(ops.score(grouped, k), dim=-1)  # [H_kv, G, n]
-            spread = probs.new_zeros((*probs.shape[:2], start + num_tokens))
-            spread.scatter_(2, rows[:, None].expand_as(probs), probs)
-            trace.record(layer_idx, None, spread.flatten(0, 1))
-        return ops.attend_causal(q, k, v, q.shape[-1] ** -0.5).reshape(num_tokens, -1)
+            _, probs = ops.attend_placed(q[-1], k, v, rows, cos, sin, scale)
+            spread = probs.new_zeros((probs.shape[0], start + q.shape[0]))
+            places = rows.repeat_interleave(probs.shape[0] // rows.shape[0], 0).long()
+            trace.record(layer_idx, None, spread.scatter_(1, places, probs))
+        return ops.attend_listed(q, k, v, rows, cos, sin, scale).reshape(q.shape[0], -1)
 
     def step(
         self,
@@ -89,56 +85,29 @@ class SelectedAttention:
         policy: Policy,
         trace: Trace | None,
     ) -> Tensor:
-        num_kv_heads, head_dim = cache.k.shape[1], cache.k.shape[3]
+        k, v = cache.k[layer_idx], cache.v[layer_idx]
         indices = policy.select(layer_idx, self.scored(q), num_rows)
         if indices is None:
             indices = torch.arange(num_rows, device=q.device)[None]
         # In order of rows, empty places last: a row's place is its position.
         rows = indices.masked_fill(indices < 0, num_rows).sort(dim=-1).values
-        rows = rows.expand(max(num_kv_heads, rows.shape[0]), -1)
-        num_places = (rows < num_rows).sum(dim=-1)  # [sets]
-        rows = rows.masked_fill(rows >= num_rows, -1)
-        k, v = self._gathered(cache, layer_idx, rows)
+        rows = rows.masked_fill(rows == num_rows, -1).expand(max(k.shape[0], rows.shape[0]), -1)
         cos, sin = self._network.rope_rows(0, rows.shape[1])
-        positions = (num_places - 1).repeat_interleave(q.shape[0] // rows.shape[0])
-        turned = ops.rope(q[:, None], cos[positions], sin[positions])[:, 0]
-        grouped = turned.reshape(rows.shape[0], -1, head_dim) * head_dim**-0.5
-        scores = ops.score(grouped, k).masked_fill((rows < 0)[:, None], float("-inf"))
-        probs = torch.softmax(scores, dim=-1)  # [sets, G, n]
-        out = torch.matmul(probs, v.float()).to(q.dtype)
+        out, probs = ops.attend_placed(q, k, v, rows, cos, sin, self._head_dim**-0.5)
         if trace is not None:
-            trace.record(layer_idx, rows, probs.flatten(0, 1))
+            trace.record(layer_idx, rows, probs)
         return out.reshape(-1)
 
-    def _earlier(self, q: Tensor, cache: KVCache, layer_idx: int, start: int) -> Tensor:
-        """The rows before `start` that rows from it on attend to, [H_kv, n] int64 ascending.
+    def _rows(self, q: Tensor, k: Tensor, start: int) -> Tensor:
+        """The rows that rows [start, start + T) attend to, their own last, [H_kv, n] ascending.
 
-        q: [T, H_q, D] before RoPE.
+        q: [T, H_q, D] before RoPE; k: a layer's slab.
         """
-        device, num_kv_heads = q.device, cache.k.shape[1]
-        if start <= _SINK_SIZE + _NUM_CHOSEN + _LOCAL_SIZE:
-            return torch.arange(start, device=device).expand(num_kv_heads, -1)
-        parts = self.scored(q).float().tensor_split(min(_NUM_VOTERS, q.shape[0]))
-        voters = torch.stack([part.mean(dim=0) for part in parts])  # [N, H_q, D]
-        grouped = voters.unflatten(1, (num_kv_heads, -1)).transpose(0, 1)  # [H_kv, N, G, D]
-        scores = ops.score(
-            grouped.flatten(1, 2) * q.shape[-1] ** -0.5,
-            cache.k[layer_idx, :, _SINK_SIZE : start - _LOCAL_SIZE],
-        )
-        votes = torch.softmax(scores, dim=-1).sum(dim=1)  # [H_kv, S]
-        chosen = votes.topk(_NUM_CHOSEN, dim=-1).indices.sort(dim=-1).values + _SINK_SIZE
-        sinks = torch.arange(_SINK_SIZE, device=device).expand(num_kv_heads, -1)
-        local = torch.arange(start - _LOCAL_SIZE, start, device=device).expand(num_kv_heads, -1)
-        return torch.cat((sinks, chosen, local), dim=1)
-
-    def _gathered(self, cache: KVCache, layer_idx: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys, turned to the places that their rows have in the list, and values.
-
-        rows: [sets, n] int64, sets one of H_kv and H_q, -1 for empty; returns [sets, n, D] both.
-        """
-        k, v = cache.k[layer_idx], cache.v[layer_idx]
-        owners = torch.arange(rows.shape[0], device=rows.device) * k.shape[0] // rows.shape[0]
-        places = rows.clamp(min=0)
-        k, v = k[owners[:, None], places], v[owners[:, None], places]
-        turned = ops.rope(k.transpose(0, 1), *self._network.rope_rows(0, rows.shape[1]))
-        return turned.transpose(0, 1).contiguous(), v
+        num_kv_heads, end = k.shape[0], start + q.shape[0]
+        local_start = start - _LOCAL_SIZE
+        if local_start <= _SINK_SIZE + _NUM_CHOSEN:
+            return torch.arange(end, device=q.device).expand(num_kv_heads, -1)
+        edge = self._network.rope_rows(_LOCAL_SIZE, _LOCAL_SIZE + 1)
+        voters = ops.mean_queries(q, min(_NUM_VOTERS, q.shape[0]), num_kv_heads, *edge)
+        votes = ops.soft_votes(voters, k[:, _SINK_SIZE:local_start], self._head_dim**-0.5)
+        return ops.list_rows(votes, _NUM_CHOSEN, _SINK_SIZE, end)

@@ -1,0 +1,343 @@
+"""Attention to a list of rows whose keys are cached before RoPE: a row's place in the list is its
+position (TokenSelect's length extrapolation, arXiv 2411.02886).
+
+Few tokens turn the keys where they attend to them, parts of the list side by side (flash decoding).
+For a chunk this would turn each key once for every block of queries: there one kernel turns the
+list once, and attention takes it as a prefill does.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from longread_kernels.attend import merge_kernel
+from longread_kernels.prefill import attend_causal
+from longread_kernels.rotate import turned
+from torch import Tensor
+
+_LOG2_E = 1.4426950408889634
+_PROGRAMS = 256  # in all, about two for each multiprocessor of a large GPU
+_MOST_SPLITS = 64
+_TURNED_TOKENS = 16  # and more of them are a chunk
+
+
+@triton.jit(do_not_specialize=["num_places", "num_tokens", "list_stride"])
+def turn_rows_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    slab_stride,
+    list_ptr,
+    list_stride,
+    cos_ptr,
+    sin_ptr,
+    turned_q_ptr,
+    turned_k_ptr,
+    listed_v_ptr,
+    num_places,
+    num_tokens,
+    num_heads,
+    num_kv_heads,
+    half_dim,
+    BLOCK: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    head = tl.program_id(1)
+    is_query = head >= num_kv_heads
+    if is_query & (tl.program_id(0) * BLOCK >= num_tokens):
+        return
+    places = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[:, None]
+    columns = tl.arange(0, HALF)[None, :]
+    column_inside = columns < half_dim
+    head_dim = 2 * half_dim
+    if is_query:
+        line_inside = places < num_tokens
+        inside = line_inside & column_inside
+        angles = (num_places - num_tokens + places) * half_dim + columns
+        cells = (places * num_heads + head - num_kv_heads) * head_dim + columns
+        source, target = q_ptr + cells, turned_q_ptr + cells
+    else:
+        line_inside = places < num_places
+        inside = line_inside & column_inside
+        angles = places * half_dim + columns
+        kv_head = head.to(tl.int64)
+        rows = tl.load(list_ptr + kv_head * list_stride + places, mask=line_inside, other=0)
+        cells = kv_head * slab_stride + rows.to(tl.int64) * head_dim + columns
+        taken = (kv_head * num_places + places) * head_dim + columns
+        lower_v = tl.load(v_ptr + cells, mask=inside, other=0.0)
+        upper_v = tl.load(v_ptr + cells + half_dim, mask=inside, other=0.0)
+        tl.store(listed_v_ptr + taken, lower_v, mask=inside)
+        tl.store(listed_v_ptr + taken + half_dim, upper_v, mask=inside)
+        source, target = k_ptr + cells, turned_k_ptr + taken
+    lower, upper = turned(
+        tl.load(source, mask=inside, other=0.0),
+        tl.load(source + half_dim, mask=inside, other=0.0),
+        tl.load(cos_ptr + angles, mask=inside, other=0.0),
+        tl.load(sin_ptr + angles, mask=inside, other=0.0),
+    )
+    tl.store(target, lower, mask=inside)
+    tl.store(target + half_dim, upper, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_places", "num_tokens", "list_stride", "logits_stride"])
+def attend_listed_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    slab_stride,
+    list_ptr,
+    list_stride,
+    counts_ptr,
+    cos_ptr,
+    sin_ptr,
+    part_ptr,
+    part_stats_ptr,
+    logits_ptr,
+    logits_stride,
+    num_places,
+    num_tokens,
+    num_heads,
+    half_dim,
+    log2_scale,
+    SHARERS: tl.constexpr,
+    G: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HALF: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    COUNTED: tl.constexpr,
+    TRACED: tl.constexpr,
+):
+    set_idx = tl.program_id(1).to(tl.int64)
+    split, num_splits = tl.program_id(2), tl.num_programs(2)
+    if COUNTED:
+        num_places = tl.load(counts_ptr + set_idx)
+    members = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    tokens = members // G
+    token_inside = tokens < num_tokens
+    lines = tokens * num_heads + set_idx * G + members % G
+    limits = num_places - num_tokens + tokens  # the last place that each token reads
+    halves, columns = tl.arange(0, HALF), tl.arange(0, HEAD_DIM)
+    half_inside, column_inside = (halves < half_dim)[None, :], (columns < 2 * half_dim)[None, :]
+    inside = token_inside[:, None] & half_inside
+    cells = lines[:, None] * 2 * half_dim + halves[None, :]
+    angles = limits.to(tl.int64)[:, None] * half_dim + halves[None, :]
+    lower_q, upper_q = turned(
+        tl.load(q_ptr + cells, mask=inside, other=0.0),
+        tl.load(q_ptr + cells + half_dim, mask=inside, other=0.0),
+        tl.load(cos_ptr + angles, mask=inside, other=0.0),
+        tl.load(sin_ptr + angles, mask=inside, other=0.0),
+    )
+    share = tl.cdiv(tl.cdiv(num_places, num_splits), BLOCK_N) * BLOCK_N
+    first = split * share
+    last = tl.minimum(first + share, tl.max(tl.where(token_inside, limits, -1), 0) + 1)
+    k_ptr += set_idx // SHARERS * slab_stride
+    v_ptr += set_idx // SHARERS * slab_stride
+    list_ptr += set_idx * list_stride
+    acc = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    top = tl.full([BLOCK_M], -1e38, tl.float32)  # finite: -inf minus -inf is no number
+    for start in tl.range(first, last, BLOCK_N):
+        places = start + tl.arange(0, BLOCK_N)
+        place_inside = places < last
+        rows = tl.load(list_ptr + places, mask=place_inside, other=0).to(tl.int64)[:, None]
+        inside = place_inside[:, None] & half_inside
+        cells = rows * 2 * half_dim + halves[None, :]
+        angles = places.to(tl.int64)[:, None] * half_dim + halves[None, :]
+        lower_k, upper_k = turned(
+            tl.load(k_ptr + cells, mask=inside, other=0.0),
+            tl.load(k_ptr + cells + half_dim, mask=inside, other=0.0),
+            tl.load(cos_ptr + angles, mask=inside, other=0.0),
+            tl.load(sin_ptr + angles, mask=inside, other=0.0),
+        )
+        v = tl.load(
+            v_ptr + rows * 2 * half_dim + columns[None, :],
+            mask=place_inside[:, None] & column_inside,
+            other=0.0,
+        )
+        scores = tl.dot(lower_q, lower_k.T)
+        scores = tl.dot(upper_q, upper_k.T, scores) * log2_scale
+        attended = place_inside[None, :] & (places[None, :] <= limits[:, None])
+        scores = tl.where(attended, scores, float("-inf"))
+        if TRACED:
+            tl.store(
+                logits_ptr + lines[:, None] * logits_stride + places[None, :],
+                scores,
+                mask=token_inside[:, None] & place_inside[None, :],
+            )
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        probs = tl.exp2(scores - new_top[:, None])
+        rescale = tl.exp2(top - new_top)
+        total = total * rescale + tl.sum(probs, 1)
+        acc = tl.dot(probs.to(v.dtype), v, acc * rescale[:, None])
+        top = new_top
+    parts = lines * num_splits + split
+    tl.store(
+        part_ptr + parts[:, None] * 2 * half_dim + columns[None, :],
+        acc,
+        mask=token_inside[:, None] & column_inside,
+    )
+    tl.store(part_stats_ptr + parts * 2, top, mask=token_inside)
+    tl.store(part_stats_ptr + parts * 2 + 1, total, mask=token_inside)
+
+
+def attend_turning(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    counts: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    scale: float,
+    *,
+    traced: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The last T rows of each list attend to the list, causally; keys are turned on the way.
+
+    q: [T, H_q, D] contiguous; rows: [sets, n] int32 or int64, rows contiguous, each set's queries
+    as many heads of one KV head; counts: [sets] int32, the rows of each list, or None for n; cos,
+    sin: [n or more, D/2] fp32. Returns [T, H_q, D], and where `traced` (T = 1) each row's share
+    [H_q, n] fp32.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads, (num_sets, list_len) = k.shape[0], rows.shape
+    _check(q, k, v, rows, cos, sin)
+    assert num_heads % num_sets == 0 and (counts is None or counts.dtype == torch.int32)
+    assert not traced or num_tokens == 1, "one token is traced"
+    group_size = num_heads // num_sets
+    half, padded_dim = _padded(head_dim)
+    block_m = min(64, max(16, triton.next_power_of_2(num_tokens * group_size)))
+    block_n = 64 if padded_dim <= 128 else 32
+    num_blocks = triton.cdiv(num_tokens * group_size, block_m)
+    room = max(1, _PROGRAMS // (num_sets * num_blocks))
+    num_splits = min(room, _MOST_SPLITS, triton.cdiv(list_len, block_n))
+    num_lines = num_tokens * num_heads
+    parts = q.new_empty((num_lines, num_splits, head_dim), dtype=torch.float32)
+    stats = q.new_empty((num_lines, num_splits, 2), dtype=torch.float32)
+    log_sum = q.new_empty(num_lines, dtype=torch.float32)
+    logits = parts
+    if traced:  # no program writes the empty places
+        logits = q.new_full((num_heads, list_len), -torch.inf, dtype=torch.float32)
+    attend_listed_kernel[(num_blocks, num_sets, num_splits)](
+        q,
+        k,
+        v,
+        k.stride(0),
+        rows,
+        rows.stride(0),
+        counts if counts is not None else rows,
+        cos,
+        sin,
+        parts,
+        stats,
+        logits,
+        list_len,
+        list_len,
+        num_tokens,
+        num_heads,
+        head_dim // 2,
+        scale * _LOG2_E,
+        SHARERS=num_sets // num_kv_heads,
+        G=group_size,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        HALF=half,
+        HEAD_DIM=padded_dim,
+        COUNTED=counts is not None,
+        TRACED=traced,
+        num_warps=4,
+        num_stages=2,
+    )
+    out = torch.empty_like(q)
+    merge_kernel[(num_lines,)](
+        parts,
+        stats,
+        out,
+        log_sum,
+        num_splits,
+        head_dim,
+        SPLITS=triton.next_power_of_2(num_splits),
+        HEAD_DIM=padded_dim,
+        EARLY=False,
+        num_warps=4,
+    )
+    return out, torch.exp2(logits - log_sum[:, None]) if traced else None
+
+
+def attend_turned(
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, cos: Tensor, sin: Tensor, scale: float
+) -> Tensor:
+    """What `attend_turning` returns for lists without empty places: turned first, then read."""
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads, num_places = rows.shape
+    _check(q, k, v, rows, cos, sin)
+    assert num_kv_heads == k.shape[0], "a list for each KV head"
+    turned_q = torch.empty_like(q)
+    turned_k, listed_v = q.new_empty((2, num_kv_heads, num_places, head_dim))
+    block = 32
+    turn_rows_kernel[(triton.cdiv(num_places, block), num_kv_heads + num_heads)](
+        q,
+        k,
+        v,
+        k.stride(0),
+        rows,
+        rows.stride(0),
+        cos,
+        sin,
+        turned_q,
+        turned_k,
+        listed_v,
+        num_places,
+        num_tokens,
+        num_heads,
+        num_kv_heads,
+        head_dim // 2,
+        BLOCK=block,
+        HALF=triton.next_power_of_2(head_dim // 2),
+        num_warps=4,
+    )
+    return attend_causal(turned_q, turned_k, listed_v, scale)
+
+
+def attend_listed(
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, cos: Tensor, sin: Tensor, scale: float
+) -> Tensor:
+    """T tokens, the last of each KV head's list, attend to the list and causally to each other.
+
+    q: [T, H_q, D]; k, v: slabs [H_kv, rows, D], keys before RoPE; rows: [H_kv, n] ascending; cos,
+    sin: [n or more, D/2] fp32. Returns [T, H_q, D].
+    """
+    if q.shape[0] > _TURNED_TOKENS:
+        return attend_turned(q, k, v, rows, cos, sin, scale)
+    return attend_turning(q, k, v, rows, None, cos, sin, scale)[0]
+
+
+def attend_placed(
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, cos: Tensor, sin: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """One token, the last of each list, attends to the list.
+
+    q: [H_q, D]; k, v, cos, sin: as for `attend_listed`; rows: [sets, n] ascending, then -1 in empty
+    places, sets one of H_kv and H_q. Returns [H_q, D] and each row's share [H_q, n] fp32.
+    """
+    counts = (rows >= 0).sum(dim=1, dtype=torch.int32)
+    out, shares = attend_turning(q[None], k, v, rows, counts, cos, sin, scale, traced=True)
+    assert shares is not None
+    return out[0], shares
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, cos: Tensor, sin: Tensor) -> None:
+    head_dim, list_len = q.shape[2], rows.shape[1]
+    assert q.is_contiguous() and q.dtype == k.dtype == v.dtype and q.element_size() == 2
+    assert k.stride() == v.stride() and k.stride()[1:] == (head_dim, 1), "rows must be contiguous"
+    assert rows.stride(1) == 1 and list_len >= q.shape[0] and rows.shape[0] % k.shape[0] == 0
+    assert cos.is_contiguous() and sin.is_contiguous()
+    assert cos.shape == sin.shape and cos.shape[0] >= list_len, "a position for each place"
+
+
+def _padded(head_dim: int) -> tuple[int, int]:
+    """Half a head and a whole one as the dots take them."""
+    half = max(16, triton.next_power_of_2(head_dim // 2))
+    return half, max(16, triton.next_power_of_2(head_dim))
