@@ -7,7 +7,13 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from longread_kernels.launch import kept_ranges, launch_options, slab_row, wait_for_inputs
+from longread_kernels.launch import (
+    branch_sizes,
+    kept_ranges,
+    launch_options,
+    slab_row,
+    wait_for_inputs,
+)
 from longread_kernels.tables import NORM_ROWS, IndexLayer, Kept, Query
 from torch import Tensor
 
@@ -82,7 +88,7 @@ def append_token_kernel(
     norm_ptr,
     sink_size,
     window_size,
-    num_shared,
+    branches_ptr,
     branch_rows,
     softmax_scale,
     num_q_heads,
@@ -128,6 +134,9 @@ def append_token_kernel(
         low_shift = tl.load(shift_ptr + columns, mask=inside, other=0.0)
         high_shift = tl.load(shift_ptr + half_dim + columns, mask=inside, other=0.0)
     position = tl.load(state_ptr).to(tl.int64)
+    num_shared, sink_size, window_size, _, _ = branch_sizes(
+        branches_ptr, branch, sink_size, window_size, 0, BRANCHED
+    )
     k_ptr += kv_head * slab_stride
     low_keys = tl.zeros([NORM_ROWS, HALF], k_ptr.dtype.element_ty)
     high_keys = low_keys
@@ -263,7 +272,7 @@ def append_token(
         query.norm,
         kept.sink_size,
         kept.window_size,
-        kept.num_shared,
+        kept.branches if kept.branches is not None else kept.state,
         kept.branch_rows,
         head_dim**-0.5,
         num_q_heads,

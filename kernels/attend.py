@@ -7,6 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from longread_kernels.launch import (
+    branch_sizes,
     kept_ranges,
     launch_options,
     shared_bytes,
@@ -20,12 +21,12 @@ _LOG2_E = 1.4426950408889634
 
 
 @triton.jit
-def count_places(sink_end, middle, middle_end, tail, num_rows, budget, DENSE: tl.constexpr):
-    """How many rows a step lists: all, or the kept ones and the budget."""
+def count_places(sink_end, middle, middle_end, tail, num_rows, num_listed, DENSE: tl.constexpr):
+    """How many rows a step reads: all, or the kept ones and the listed ones."""
     if DENSE:
         num_places = num_rows
     else:
-        num_places = sink_end + middle_end - middle + num_rows - tail + budget
+        num_places = sink_end + middle_end - middle + num_rows - tail + num_listed
     return num_places
 
 
@@ -49,10 +50,10 @@ def attend_kernel(
     state_ptr,
     sink_size,
     window_size,
-    num_shared,
+    branches_ptr,
     branch_rows,
     chosen_ptr,
-    budget,
+    list_len,
     part_ptr,
     part_stats_ptr,
     logits_ptr,
@@ -60,6 +61,7 @@ def attend_kernel(
     head_dim,
     log2_scale,
     BRANCHES: tl.constexpr,
+    SHARERS: tl.constexpr,
     G: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -72,20 +74,23 @@ def attend_kernel(
     JOINT: tl.constexpr = DENSE and BRANCHES > 1
     APART: tl.constexpr = 1 if DENSE else BRANCHES
     branch = tl.program_id(0) % APART
-    kv_head = (tl.program_id(0) // APART).to(tl.int64)
-    num_kv_heads = tl.num_programs(0) // APART
+    set_head = (tl.program_id(0) // APART).to(tl.int64)
+    num_sets = tl.num_programs(0) // APART
     split = tl.program_id(1)
     num_splits = tl.num_programs(1)
     group, columns = tl.arange(0, GROUP), tl.arange(0, HEAD_DIM)
     column_inside = columns < head_dim
     branches = group // G if JOINT else branch + group * 0
     in_group = group < (G * BRANCHES if JOINT else G)
-    heads = (branches * num_kv_heads + kv_head) * G + group % G
+    heads = (branches * num_sets + set_head) * G + group % G
+    num_shared, sink_size, window_size, num_listed, _ = branch_sizes(
+        branches_ptr, branch, sink_size, window_size, list_len, BRANCHES > 1
+    )
     num_rows, sink_end, middle, middle_end, tail = kept_ranges(
         state_ptr + branch * 3, sink_size, window_size
     )
     wait_for_inputs(EARLY)
-    num_places = count_places(sink_end, middle, middle_end, tail, num_rows, budget, DENSE)
+    num_places = count_places(sink_end, middle, middle_end, tail, num_rows, num_listed, DENSE)
     if JOINT:
         for other in tl.static_range(BRANCHES):
             branch_end = tl.load(state_ptr + other * 3) + 1 + other * branch_rows
@@ -98,9 +103,9 @@ def attend_kernel(
     share = tl.cdiv(tl.cdiv(num_places, num_splits), BLOCK) * BLOCK
     first = split * share
     last = tl.minimum(first + share, num_places)
-    k_ptr += kv_head * slab_stride
-    v_ptr += kv_head * slab_stride
-    chosen_ptr += (branch * num_kv_heads + kv_head) * budget
+    k_ptr += set_head // SHARERS * slab_stride
+    v_ptr += set_head // SHARERS * slab_stride
+    chosen_ptr += (branch * num_sets + set_head) * list_len
     acc = tl.zeros([GROUP, HEAD_DIM], tl.float32)
     total = tl.zeros([GROUP], tl.float32)
     top = tl.full([GROUP], -1e38, tl.float32)
@@ -197,22 +202,26 @@ def attend_token(
 ) -> None:
     """Softmax attention of each branch's token over the kept rows and the chosen ones.
 
-    q: [B H_q, D]; k, v: slabs [H_kv, capacity, D]; chosen: [B, H_kv, budget] or [H_kv, budget]
-    int32, -1 for none, or None for all rows; out: [B H_q, D]. Scratch: parts [B H_q, splits, D],
-    part_stats [B H_q, splits, 2], log_sum [B H_q], all fp32; logits [H_q, places] takes the scores
-    of the rows where it is given, in base 2, of one branch only.
+    q: [B H_q, D]; k, v: slabs [H_kv, capacity, D]; chosen: [B, sets, budget] or [sets, budget]
+    int32, as `choose_rows` wrote them or fixed, -1 for none, or None for all rows; out: [B H_q, D].
+    Scratch: parts [B H_q, splits, D], part_stats [B H_q, splits, 2], log_sum [B H_q], all fp32;
+    logits [H_q, places] takes the scores of the rows where it is given, in base 2, of one branch
+    and sets of KV heads only.
     """
     num_heads, head_dim = q.shape
     num_kv_heads, num_splits, num_branches = k.shape[0], parts.shape[1], kept.num_branches
-    group_size = num_heads // (num_branches * num_kv_heads)
+    num_sets = num_kv_heads if chosen is None else chosen.shape[-2]
+    group_size = num_heads // (num_branches * num_sets)
     assert k.stride() == v.stride() and k.stride()[1:] == (head_dim, 1), "rows must be contiguous"
     assert q.is_contiguous() and out.is_contiguous() and parts.is_contiguous()
     assert parts.shape == (num_heads, num_splits, head_dim) and q.dtype == k.dtype == v.dtype
     assert part_stats.shape == (num_heads, num_splits, 2) and log_sum.shape == (num_heads,)
-    assert logits is None or num_branches == 1, "one branch is traced"
+    assert logits is None or (num_branches == 1 and num_sets == num_kv_heads), "is not traced"
+    assert num_sets % num_kv_heads == 0, "a set reads the rows of one KV head"
     assert chosen is None or (
-        chosen.is_contiguous() and chosen.shape[:-1].numel() == num_branches * num_kv_heads
+        chosen.is_contiguous() and chosen.shape[:-1].numel() == num_branches * num_sets
     )
+    assert (kept.branches is not None) == (num_branches > 1), "branches say their sizes"
     padded_dim = max(16, triton.next_power_of_2(head_dim))
     options = launch_options(q)
     apart = num_branches if chosen is not None else 1
@@ -227,7 +236,7 @@ def attend_token(
     # K and V of each stage but one, and what the dots need besides.
     while block * padded_dim * 4 * max(num_stages - 1, 1) + (9 << 10) > shared_bytes(q):
         block //= 2
-    attend_kernel[(num_kv_heads * apart, num_splits)](
+    attend_kernel[(num_sets * apart, num_splits)](
         q,
         k,
         v,
@@ -235,7 +244,7 @@ def attend_token(
         kept.state,
         kept.sink_size,
         kept.window_size,
-        kept.num_shared,
+        kept.branches if kept.branches is not None else kept.state,
         kept.branch_rows,
         chosen if chosen is not None else q,
         chosen.shape[-1] if chosen is not None else 0,
@@ -246,6 +255,7 @@ def attend_token(
         head_dim,
         scale * _LOG2_E,
         BRANCHES=num_branches,
+        SHARERS=num_sets // num_kv_heads,
         G=group_size,
         GROUP=group,
         HEAD_DIM=padded_dim,

@@ -67,6 +67,18 @@ def kept_ranges(state_ptr, sink_size, window_size):
 
 
 @triton.jit
+def branch_sizes(branches_ptr, branch, sink_size, window_size, budget, BRANCHED: tl.constexpr):
+    """Shared rows, sinks, window, rows listed and rows chosen: a branch's own, or those given."""
+    num_shared, num_listed = 0, budget
+    if BRANCHED:
+        branches_ptr += branch * 5
+        num_shared = tl.load(branches_ptr)
+        sink_size, window_size = tl.load(branches_ptr + 1), tl.load(branches_ptr + 2)
+        num_listed, budget = tl.load(branches_ptr + 3), tl.load(branches_ptr + 4)
+    return num_shared, sink_size, window_size, num_listed, budget
+
+
+@triton.jit
 def slab_row(row, num_shared, branch, branch_rows, BRANCHED: tl.constexpr):
     """Where a branch's row lies in the slab."""
     if BRANCHED:

@@ -37,14 +37,16 @@ class Kept:
 
     state: [B, 3] int32, or [3] for one branch: the row of the token that is decoded (all rows
     before it are in the cache), the first row of its question and the one after the last. Sinks and
-    window in rows. Branches share the first `num_shared` rows; of the others, row r of branch b
-    lies in row r + b * branch_rows of the slab.
+    window in rows, of several branches the largest ones. branches: of each of several branches
+    [B, 5] int32: the rows that all share, its sinks and window, how many rows of its list are read,
+    and how many of these are chosen anew (none where the list is fixed). Past the shared rows, row
+    r of branch b lies in row r + b * branch_rows of the slab.
     """
 
     state: Tensor
     sink_size: int
     window_size: int
-    num_shared: int = 0
+    branches: Tensor | None = None
     branch_rows: int = 0
 
     @property

@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from longread_kernels.launch import (
+    branch_sizes,
     kept_ranges,
     launch_options,
     shared_bytes,
@@ -36,13 +37,14 @@ def choose_rows_kernel(
     state_ptr,
     sink_size,
     window_size,
-    num_shared,
+    branches_ptr,
     branch_rows,
     votes_ptr,
     chosen_ptr,
-    budget,
+    list_len,
     index_dim,
     BRANCHES: tl.constexpr,
+    SHARERS: tl.constexpr,
     G: tl.constexpr,
     GROUP: tl.constexpr,
     INDEX_DIM: tl.constexpr,
@@ -55,20 +57,26 @@ def choose_rows_kernel(
     LINE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    # The branches of one KV head stand side by side, so that they find its rows in the L2 cache.
+    # The branches of one set stand side by side, so that they find its rows in the L2 cache.
     branch = tl.program_id(0) % BRANCHES
-    kv_head = (tl.program_id(0) // BRANCHES).to(tl.int64)
-    num_kv_heads = tl.num_programs(0) // BRANCHES
+    head = (tl.program_id(0) // BRANCHES).to(tl.int64)
+    num_heads = tl.num_programs(0) // BRANCHES
     share = tl.program_id(1)
     num_shares = tl.num_programs(1)
+    num_shared, sink_size, window_size, _, budget = branch_sizes(
+        branches_ptr, branch, sink_size, window_size, list_len, BRANCHES > 1
+    )
     num_rows, sink_end, middle, middle_end, tail = kept_ranges(
         state_ptr + branch * 3, sink_size, window_size
     )
-    set_idx = branch * num_kv_heads + kv_head
-    rows_ptr += kv_head * rows_stride
+    set_idx = branch * num_heads + head
+    rows_ptr += head // SHARERS * rows_stride
     votes_ptr += (set_idx * num_shares + share) * SHARE_ROWS
     num_own = tl.cdiv(num_rows, num_shares * STRIPE) * STRIPE
     wait_for_inputs(EARLY)
+    if BRANCHES > 1:
+        if budget == 0:
+            return  # its list is fixed
     codes, scale, shift = load_codes(
         codes_ptr,
         scale_ptr,
@@ -137,7 +145,7 @@ def choose_rows_kernel(
     num_over = counts & 0xFFFF
     ranks = tl.where(ones == 1, ranks & 0xFFFF, num_over + (ranks >> 16)) - 1
     num_taken = tl.minimum(num_over + (counts >> 16), quota)
-    chosen_ptr += set_idx * budget + first_place
+    chosen_ptr += set_idx * list_len + first_place
     tl.store(
         chosen_ptr + ranks,
         tl.reshape(rows, [SHARE_ROWS // LINE, LINE]),
@@ -160,22 +168,25 @@ def choose_rows(
 ) -> None:
     """Write the rows with the best votes that are not kept anyway.
 
-    votes: scratch [B H_kv, shares, rows of a share] fp32, the rows of a share a power of two, with
-    room for all rows of a branch; chosen: [B, H_kv, budget] or [H_kv, budget] int32, -1 where rows
-    run out. A row's vote is the sum of exp(score - norm) over the heads that share a KV head
-    (`summed`, the vote `group`), or the largest score - norm (`group-max`).
+    votes: scratch [B sets, shares, rows of a share] fp32, the rows of a share a power of two, with
+    room for all rows of a branch; chosen: [B, sets, budget] or [sets, budget] int32, -1 where rows
+    run out, the sets one for each KV head or one for each query head. A row's vote is the sum of
+    exp(score - norm) over the heads of a set (`summed`, the vote `group`), or the largest score -
+    norm (`group-max`).
     """
-    num_kv_heads, num_branches = index.rows.shape[0], kept.num_branches
+    num_sets, num_branches = chosen.shape[-2], kept.num_branches
     _, num_shares, share_rows = votes.shape
     index_dim = index.rows.shape[2]
-    group_size = query.codes.shape[0] // (num_branches * num_kv_heads)
+    group_size = query.codes.shape[0] // (num_branches * num_sets)
     group = triton.next_power_of_2(group_size)
     narrowest = 32 // index.rows.element_size()  # of a dot on the tensor cores
     assert query.codes.dtype == index.rows.dtype, "query and rows have codes of one kind"
-    assert query.codes.shape == (num_branches * num_kv_heads * group_size, index_dim)
+    assert query.codes.shape == (num_branches * num_sets * group_size, index_dim)
+    assert num_sets % index.rows.shape[0] == 0, "a set reads the rows of one KV head"
     assert index.rows.stride()[1:] == (index_dim, 1) and query.codes.is_contiguous()
     assert chosen.is_contiguous() and votes.is_contiguous()
-    assert chosen.shape[:-1].numel() == votes.shape[0] == num_branches * num_kv_heads
+    assert chosen.shape[:-1].numel() == votes.shape[0] == num_branches * num_sets
+    assert (kept.branches is not None) == (num_branches > 1), "branches say their sizes"
     assert 256 <= share_rows <= 1 << 14 and share_rows & (share_rows - 1) == 0, "a power of two"
     num_rows = index.rows.shape[1] - (num_branches - 1) * kept.branch_rows
     assert num_shares * share_rows >= num_rows, "the shares do not hold all rows"
@@ -183,7 +194,7 @@ def choose_rows(
     row_bytes = padded_dim * index.rows.element_size()
     piece = min(_PIECE, _PIECE_BYTES // row_bytes)
     num_stages = (shared_bytes(votes) - (16 << 10)) // (piece * row_bytes)
-    choose_rows_kernel[(num_kv_heads * num_branches, num_shares)](
+    choose_rows_kernel[(num_sets * num_branches, num_shares)](
         query.codes,
         query.scale,
         query.offset,
@@ -193,13 +204,14 @@ def choose_rows(
         kept.state,
         kept.sink_size,
         kept.window_size,
-        kept.num_shared,
+        kept.branches if kept.branches is not None else kept.state,
         kept.branch_rows,
         votes,
         chosen,
         chosen.shape[-1],
         index_dim,
         BRANCHES=num_branches,
+        SHARERS=num_sets // index.rows.shape[0],
         G=group_size,
         GROUP=group,
         INDEX_DIM=padded_dim,

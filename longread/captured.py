@@ -1,7 +1,8 @@
-"""Which captured step is used for a cache and a policy, and how many are kept."""
+"""Which captured step is used for a cache and its policies, and how many are kept."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from longread_kernels import dispatch as ops
@@ -9,7 +10,7 @@ from longread_kernels import dispatch as ops
 from longread.cache import KVCache
 from longread.network import Network
 from longread.policies import KernelPlan, Policy
-from longread.step_buffers import can_choose
+from longread.step_buffers import can_choose, most_rows
 from longread.trace import Trace
 
 if TYPE_CHECKING:
@@ -17,15 +18,16 @@ if TYPE_CHECKING:
 
 
 class CapturedSteps:
-    """The decode steps that one model has captured, of one cache and `most` policies.
+    """The decode steps that one model has captured, `most` of them.
 
-    Each holds on to its buffers, and to the slabs of the cache.
+    Each holds on to its buffers, and to the slabs of its cache.
     """
 
     def __init__(self, network: Network) -> None:
         self.most = 1
         self._network = network
-        self._steps: dict[tuple[KernelPlan, int | None], StepGraph] = {}  # the oldest first
+        # The oldest first; by plans, the counted rows of a trace, and a branch's rows.
+        self._steps: dict[tuple[tuple[KernelPlan, ...], int | None, int], StepGraph] = {}
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -36,24 +38,44 @@ class CapturedSteps:
 
     def step(self, cache: KVCache, policy: Policy, trace: Trace | None) -> StepGraph | None:
         """The step for this cache and policy, or None where torch operations must do."""
-        plan = policy.kernel_plan() if ops.on_triton(cache.k) else None
-        index = plan.index if plan is not None else None
-        if index is not None and index.kind == "fp8" and not ops.has_fp8(cache.k):
-            plan = None
-        if plan is None or (trace is not None and trace.keeps_steps):
+        plan = self.plan(cache, policy, trace)
+        if plan is None:
             self._make_room()
             return None
+        return self._step(cache, (plan,), None if trace is None else trace.mass.shape[2], 0)
+
+    def branches(
+        self, cache: KVCache, plans: Sequence[KernelPlan], branch_rows: int
+    ) -> StepGraph | None:
+        """The step of several answers side by side, or None where each must do by itself."""
+        return self._step(cache, tuple(plans), None, branch_rows)
+
+    def plan(self, cache: KVCache, policy: Policy, trace: Trace | None = None) -> KernelPlan | None:
+        """The policy's plan if there are kernels for it, this cache and this trace."""
+        plan = policy.kernel_plan() if ops.on_triton(cache.k) else None
+        if plan is None or (trace is not None and (trace.keeps_steps or plan.apart)):
+            return None
+        is_fp8 = plan.index is not None and plan.index.kind == "fp8"
+        return None if is_fp8 and not ops.has_fp8(cache.k) else plan
+
+    def _step(
+        self,
+        cache: KVCache,
+        plans: tuple[KernelPlan, ...],
+        num_counted: int | None,
+        branch_rows: int,
+    ) -> StepGraph | None:
         from longread.decode_graph import StepGraph  # Triton may be missing
 
-        key = plan, None if trace is None else trace.mass.shape[2]
+        key = plans, num_counted, branch_rows
         step = self._steps.get(key)
-        if step is not None and step.fits(cache, *key):
+        if step is not None and step.fits(cache):
             return step
-        self._steps = {key: kept for key, kept in self._steps.items() if kept.fits(cache, *key)}
-        if not can_choose(plan, cache.capacity):
+        self._steps = {key: kept for key, kept in self._steps.items() if kept.fits(cache)}
+        if not can_choose(plans, most_rows(cache.capacity, len(plans), branch_rows)):
             return None
         self._make_room()  # the old buffers go before the new ones come
-        self._steps[key] = StepGraph(self._network, cache, *key)
+        self._steps[key] = StepGraph(self._network, cache, plans, num_counted, branch_rows)
         return self._steps[key]
 
     def _make_room(self) -> None:

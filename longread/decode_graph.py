@@ -21,40 +21,53 @@ from longread.cache import KVCache
 from longread.network import Network
 from longread.policies import KernelPlan, Turn
 from longread.policies.kept import rows_read
-from longread.step_buffers import Branches, StepBuffers
+from longread.step_buffers import StepBuffers, most_rows
 from longread.trace import Trace
 
 
 class StepGraph:
-    """The decode step of one policy on one cache. Rows past `cache.length` may be overwritten."""
+    """The decode step of one policy on one cache, or of several policies' answers side by side.
+
+    All read the first rows of the cache; each answer, a branch, has `branch_rows` rows of its own
+    behind them, one branch's after the other's. Rows past `cache.length` may be overwritten.
+    """
 
     def __init__(
         self,
         network: Network,
         cache: KVCache,
-        plan: KernelPlan,
+        plans: Sequence[KernelPlan],
         num_counted: int | None,
-        branches: Branches | None = None,
+        branch_rows: int = 0,
     ) -> None:
-        """num_counted: rows whose mass and choices are counted, or None for no trace."""
+        """plans: a branch's each; those that choose rows do it alike, from the first one's index.
+
+        num_counted: rows whose mass and choices are counted, or None for no trace.
+        """
         config = network.config
         self._network = network
         self._cache = cache
         self._slabs = (cache.k, cache.v)
-        self.plan = plan
-        self._branches = branches or Branches()
+        self.plans = tuple(plans)
+        self._branch_rows = branch_rows
+        choosing = [plan for plan in plans if plan.index is not None]
+        assert len({(plan.summed, plan.apart, plan.reselect) for plan in choosing}) <= 1
+        assert len({plan.apart for plan in plans}) == 1, "sets of one kind"
+        self._summed = choosing[0].summed if choosing else True
+        self._reselect = choosing[0].reselect if choosing else 1
         self._indexes: list[IndexLayer] = []
-        if plan.index is not None:
-            self._indexes = [plan.index.layer(i) for i in range(config.num_hidden_layers)]
+        if choosing and choosing[0].index is not None:
+            index = choosing[0].index
+            self._indexes = [index.layer(i) for i in range(config.num_hidden_layers)]
         self.buffers = StepBuffers(
-            network, cache, plan, self._indexes[0] if self._indexes else None, self._branches
+            network, cache, plans, self._indexes[0] if self._indexes else None, branch_rows
         )
-        num_rows = self._branches.rows(cache.capacity)
-        self._cos, self._sin = network.rope_rows(0, min(num_rows, config.window))
+        self._most_rows = most_rows(cache.capacity, len(plans), branch_rows)
+        self._cos, self._sin = network.rope_rows(0, min(self._most_rows, config.window))
         self._logits_of_rows: Tensor | None = None
         self._mass = self._selected = torch.empty(0, device=network.device)
         if num_counted is not None:
-            assert self._branches.count == 1, "one branch is traced"
+            assert len(plans) == 1 and not plans[0].apart, "one branch is traced"
             shape = (config.num_hidden_layers, config.num_key_value_heads, num_counted)
             num_listed = cache.capacity + self.buffers.budget
             self._logits_of_rows = torch.empty(
@@ -65,14 +78,13 @@ class StepGraph:
         self._graphs: dict[tuple[bool, bool], torch.cuda.CUDAGraph] = {}
         self._trace: weakref.ref[Trace] | None = None
         self._turns: tuple[Turn, ...] = ()
+        self._num_shared = -1
         self._steps_since_choice = -1  # none yet in this turn
         self._expected: tuple[int, ...] = ()  # the rows that the state on the device names
 
-    def fits(self, cache: KVCache, plan: KernelPlan, num_counted: int | None) -> bool:
-        """Whether the graphs were captured for this cache, policy and trace size."""
-        counted = self._mass.shape[2] if self._logits_of_rows is not None else None
-        same_slabs = cache.k is self._slabs[0] and cache.v is self._slabs[1]
-        return same_slabs and plan == self.plan and counted == num_counted
+    def fits(self, cache: KVCache) -> bool:
+        """Whether the graphs were captured for this cache, and it has not grown since."""
+        return cache.k is self._slabs[0] and cache.v is self._slabs[1]
 
     def step(self, token_id: Tensor, turn: Turn, trace: Trace | None) -> Tensor:
         """Append one token ([1] int64) and return its logits [V] fp32, valid until the next step.
@@ -89,39 +101,63 @@ class StepGraph:
                 trace.count_into(self._mass, self._selected)
                 self._trace = weakref.ref(trace)
             trace.start_step(row + 1)
-            trace.add_rows_read(rows_read(self.plan, turn, row + 1))
+            trace.add_rows_read(rows_read(self.plans[0], turn, row + 1))
         return self.step_branches(token_id, (row,), (turn,))[0]
 
     def step_branches(
-        self, token_ids: Tensor, rows: Sequence[int], turns: Sequence[Turn]
+        self,
+        token_ids: Tensor,
+        rows: Sequence[int],
+        turns: Sequence[Turn],
+        num_shared: int = 0,
     ) -> Tensor:
         """Append a token to each branch ([B] int64); logits [B, V] fp32, valid until the next step.
 
-        rows: the tokens' rows, one past what the branch has; turns: the branches' questions.
+        rows: the tokens' rows, one past what the branch has; turns: the branches' questions;
+        num_shared: rows of the cache that are every branch's.
         """
-        room = self._branches.rows(self._cache.capacity)
-        assert max(rows) < room, "the cache has no room for the token"
-        assert min(rows) >= self._branches.num_shared, "a row of all branches would be overwritten"
+        if len(self.plans) == 1:
+            assert rows[0] < self._most_rows, "the cache has no room for the token"
+        else:
+            end = num_shared + self._branch_rows
+            assert end <= self._most_rows, "the cache has no room for the branches"
+            assert max(rows) < end, "a branch has no room for the token"
+            assert min(rows) >= num_shared, "a row of all branches would be overwritten"
         rows, turns = tuple(rows), tuple(turns)
         same_turns = len(turns) == len(self._turns) and all(map(operator.is_, turns, self._turns))
-        if not same_turns or rows != self._expected:
-            self._turns, self._steps_since_choice = turns, -1
-            state = [
-                (row, turn.question_start, turn.question_end)
-                for row, turn in zip(rows, turns, strict=True)
-            ]
-            self.buffers.kept.state.copy_(torch.tensor(state, dtype=torch.int32))
-        dense = all(self.reads_all(row + 1, turn) for row, turn in zip(rows, turns, strict=True))
-        chooses = not dense and (self._steps_since_choice + 1) % self.plan.reselect == 0
+        if not same_turns or rows != self._expected or num_shared != self._num_shared:
+            self._start(rows, turns, num_shared)
+        dense = all(map(self._reads_all, self.plans, turns, rows))
+        chooses = bool(self._indexes) and not dense
+        chooses = chooses and (self._steps_since_choice + 1) % self._reselect == 0
         self._steps_since_choice = -1 if dense else self._steps_since_choice + 1
         self.buffers.tokens.copy_(token_ids)
         self._replay(dense, chooses)
         self._expected = tuple(row + 1 for row in rows)
         return self.buffers.logits
 
-    def reads_all(self, num_rows: int, turn: Turn) -> bool:
-        """Whether a step over `num_rows` rows is a dense one."""
-        return rows_read(self.plan, turn, num_rows) == num_rows
+    def _start(self, rows: tuple[int, ...], turns: tuple[Turn, ...], num_shared: int) -> None:
+        """Put the branches' places and listed rows on the device."""
+        buffers = self.buffers
+        for branch, turn in enumerate(turns):
+            if len(self._turns) == len(turns) and turn is self._turns[branch]:
+                continue
+            for chosen, listed in zip(buffers.chosen[:, branch], turn.listed, strict=False):
+                chosen[:, : listed.shape[1]] = listed
+                chosen[:, listed.shape[1] :] = -1
+        state = [
+            (row, turn.question_start, turn.question_end)
+            for row, turn in zip(rows, turns, strict=True)
+        ]
+        buffers.kept.state.copy_(torch.tensor(state, dtype=torch.int32))
+        if buffers.kept.branches is not None:
+            buffers.kept.branches[:, 0] = num_shared
+        self._turns, self._num_shared, self._steps_since_choice = turns, num_shared, -1
+
+    @staticmethod
+    def _reads_all(plan: KernelPlan, turn: Turn, row: int) -> bool:
+        """Whether the step of the token in `row` is a dense one."""
+        return rows_read(plan, turn, row + 1) == row + 1
 
     def _replay(self, dense: bool, chooses: bool) -> None:
         if self._network.device.type == "cpu":  # Triton's interpreter, in the tests
@@ -176,7 +212,7 @@ class StepGraph:
         linear.matvec(
             buffers.hidden,
             layer.qkv,
-            buffers.heads.view(self._branches.count, -1),
+            buffers.heads.view(len(self.plans), -1),
             norm=layer.input_norm,
             eps=eps,
             bias=layer.qkv_bias,
@@ -207,7 +243,7 @@ class StepGraph:
                 buffers.kept,
                 buffers.votes,
                 chosen,
-                summed=self.plan.summed,
+                summed=self._summed,
             )
         attend.attend_token(
             buffers.query.q,
@@ -227,7 +263,7 @@ class StepGraph:
         """The output projection and the feed-forward network, added to the residuals."""
         layer, eps = self._network.layers[layer_idx], self._network.config.rms_norm_eps
         hidden, gated = self.buffers.hidden, self.buffers.gated
-        attended = self.buffers.attended.view(self._branches.count, -1)
+        attended = self.buffers.attended.view(len(self.plans), -1)
         linear.matvec(attended, layer.o, hidden, bias=layer.o_bias, residual=hidden)
         linear.matvec(hidden, layer.gate_up, gated, norm=layer.post_norm, eps=eps, gated=True)
         linear.matvec(gated, layer.down, hidden, residual=hidden)

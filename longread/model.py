@@ -137,7 +137,7 @@ class Decoder:
         graph = self.captured.step(cache, policy, trace) if can_capture else None
         if graph is not None:
             with self.on_device():
-                logits = graph.step(token_id, policy.turn, trace)
+                logits = graph.step(token_id, policy.kernel_turn(), trace)
             cache.length = end
             return logits
         return self.decode_with_torch(token_id, cache, policy, trace)

@@ -4,7 +4,7 @@ of a cache are dealt out to the programs that choose and attend. Computes nothin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from longread_kernels.tables import IndexLayer, Kept, Query
@@ -22,31 +22,27 @@ _ROWS_A_PROGRAM = 64  # of a short list of rows: many programs with one tile eac
 _MOST_SPLITS = 128  # what the merge holds in registers
 
 
-@dataclass(frozen=True)
-class Branches:
-    """Several answers on one document: all read the first `num_shared` rows of a cache, and each
-    has room for `branch_rows` rows of its own behind them, one branch's after the other's.
-    """
-
-    count: int = 1
-    num_shared: int = 0
-    branch_rows: int = 0
-
-    def rows(self, capacity: int) -> int:
-        """Rows that one branch can have in a cache of `capacity` rows."""
-        if self.count == 1:
-            return capacity
-        assert self.num_shared + self.count * self.branch_rows <= capacity, "no room for branches"
-        assert self.branch_rows > 0, "a branch needs rows of its own"
-        return self.num_shared + self.branch_rows
+def most_rows(capacity: int, num_branches: int, branch_rows: int) -> int:
+    """Rows that one branch can have, shared ones and its own, in a cache of `capacity` rows."""
+    assert num_branches == 1 or branch_rows > 0, "a branch needs rows of its own"
+    num_rows = capacity - (num_branches - 1) * branch_rows
+    assert num_rows >= branch_rows, "no room for branches"
+    return num_rows
 
 
-def can_choose(plan: KernelPlan, capacity: int) -> bool:
-    """Whether the budget gives each share of a cache's rows something to choose."""
-    if plan.budget is None:
+def can_choose(plans: Sequence[KernelPlan], capacity: int) -> bool:
+    """Whether each budget gives each share of a cache's rows something to choose."""
+    budget = _least_budget(plans)
+    if budget is None:
         return True
-    num_shares = -(-capacity // _share_rows(capacity, plan.budget))
-    return num_shares == 1 or plan.budget >= _LEAST_SHARE_BUDGET * num_shares
+    num_shares = -(-capacity // _share_rows(capacity, budget))
+    return num_shares == 1 or budget >= _LEAST_SHARE_BUDGET * num_shares
+
+
+def _least_budget(plans: Sequence[KernelPlan]) -> int | None:
+    """Of the plans that choose rows; None where none does."""
+    budgets = [plan.budget for plan in plans if plan.index is not None]
+    return min((budget for budget in budgets if budget is not None), default=None)
 
 
 def _share_rows(capacity: int, budget: int) -> int:
@@ -56,30 +52,41 @@ def _share_rows(capacity: int, budget: int) -> int:
     return 1 << (wanted - 1).bit_length()
 
 
+def _sizes(plan: KernelPlan, num_rows: int) -> tuple[int, int, int, int, int]:
+    """A branch's line of `Kept.branches`, before rows are shared."""
+    if plan.budget is None:
+        return 0, 0, num_rows, 0, 0  # all rows are in the window
+    num_listed = min(plan.budget, num_rows)
+    num_chosen = num_listed if plan.index is not None else 0
+    return 0, plan.sink_size, plan.window_size, num_listed, num_chosen
+
+
 class StepBuffers:
-    """The tensors of one step of B branches; H_q, H_kv, D and C are the model's."""
+    """The tensors of one step, a branch for each plan; H_q, H_kv, D and C are the model's."""
 
     def __init__(
         self,
         network: Network,
         cache: KVCache,
-        plan: KernelPlan,
+        plans: Sequence[KernelPlan],
         index: IndexLayer | None,
-        branches: Branches,
+        branch_rows: int,
     ) -> None:
-        config, device = network.config, network.device
+        config, device, count = network.config, network.device, len(plans)
         num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
-        head_dim, count = config.head_dim, branches.count
-        num_rows = branches.rows(cache.capacity)
+        head_dim = config.head_dim
+        num_sets = num_heads if plans[0].apart else num_kv_heads
+        num_rows = most_rows(cache.capacity, count, branch_rows)
 
         def empty(*shape: int, dtype: torch.dtype = network.dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
         self.tokens = torch.zeros(count, dtype=torch.int64, device=device)
         state = torch.zeros(count, 3, dtype=torch.int32, device=device)
-        self.kept = Kept(
-            state, plan.sink_size, plan.window_size, branches.num_shared, branches.branch_rows
-        )
+        sizes = [_sizes(plan, num_rows) for plan in plans]
+        _, sink_size, window_size, self.budget, _ = map(max, zip(*sizes, strict=True))
+        branches = torch.tensor(sizes, dtype=torch.int32, device=device) if count > 1 else None
+        self.kept = Kept(state, sink_size, window_size, branches, branch_rows)
         self.hidden = empty(count, config.hidden_size)
         self.heads = empty(count * (num_heads + 2 * num_kv_heads), head_dim)
         self.attended = empty(count * num_heads, head_dim)
@@ -96,16 +103,15 @@ class StepBuffers:
             torch.zeros(count * num_heads, device=device),
             torch.zeros(count * num_heads, device=device),
         )
-        self.budget = min(plan.budget or 0, num_rows)
-        shape = (config.num_hidden_layers, count, num_kv_heads, self.budget)
+        shape = (config.num_hidden_layers, count, num_sets, self.budget)
         self.chosen = torch.full(shape, -1, dtype=torch.int32, device=device)
-        share_rows = _share_rows(num_rows, self.budget)
+        share_rows = _share_rows(num_rows, _least_budget(plans) or 0)
         num_shares = -(-num_rows // share_rows)
-        self.votes = empty(count * num_kv_heads, num_shares, share_rows, dtype=torch.float32)
+        self.votes = empty(count * num_sets, num_shares, share_rows, dtype=torch.float32)
         most = min(_MOST_SPLITS, max(1, _PROGRAMS // num_kv_heads), -(-num_rows // 64))
-        num_listed = self.budget + plan.window_size + plan.sink_size
-        few = -(-(num_listed + 64) // _ROWS_A_PROGRAM)
-        splits = {True: most, False: few if few <= min(3 * most, _MOST_SPLITS) else most}
+        few = -(-(self.budget + window_size + sink_size + 64) // _ROWS_A_PROGRAM)
+        few = few if few <= min(3 * most, _MOST_SPLITS) else most
+        splits = {True: most, False: min(few, max(1, 8 * _PROGRAMS // (count * num_sets)))}
         self.log_sum = empty(count * num_heads, dtype=torch.float32)
         self.parts = {
             dense: empty(count * num_heads, num_splits, head_dim, dtype=torch.float32)

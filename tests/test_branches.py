@@ -10,9 +10,10 @@ from triton_case import narrow_decoder
 from longread.bench.prefill import relative_rms
 from longread.cache import KVCache
 from longread.decode_graph import StepGraph
+from longread.evaluate.together import Together
 from longread.model import Decoder
-from longread.policies import Dense, Policy, TokenSelect, Turn
-from longread.step_buffers import Branches
+from longread.policies import Dense, Policy, PyramidKV, SnapKV, Streaming, TokenSelect, Turn
+from longread.step_buffers import most_rows
 
 NUM_SHARED, BRANCH_ROWS = 301, 40
 QUESTION_LENS = (9, 17, 1)
@@ -24,15 +25,24 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     return narrow_decoder(tmp_path_factory.mktemp("branches"))
 
 
-def _asked(decoder: Decoder, policy: Policy, capacity: int, question: Tensor) -> KVCache:
+def _asked(
+    decoder: Decoder,
+    policy: Policy,
+    capacity: int,
+    question: Tensor,
+    others: tuple[Policy, ...] = (),
+) -> KVCache:
+    """A cache with the document and a question, which the policy and the others have followed."""
     generator = torch.Generator().manual_seed(1)
     document = torch.randint(0, decoder.config.vocab_size, (NUM_SHARED,), generator=generator)
     cache = decoder.new_cache(capacity)
     cache.k.fill_(torch.nan)
     cache.v.fill_(torch.nan)
     decoder.prefill(document, cache)
-    policy.prepare(cache)
-    decoder.extend(question, cache, policy)
+    group = Together((policy, *others))
+    group.prepare(cache)
+    group.start_turn(Turn(NUM_SHARED, NUM_SHARED + len(question)))
+    decoder.extend(question, cache, group)
     return cache
 
 
@@ -62,14 +72,13 @@ def test_branches_give_the_logits_of_each_alone(decoder: Decoder, policy: Policy
         caches.append((cache.k.clone(), cache.v.clone()))
         plan = policy.kernel_plan()
         assert plan is not None
-        graph = StepGraph(decoder.network, cache, plan, None)
+        graph = StepGraph(decoder.network, cache, [plan], None)
         for step in range(NUM_STEPS):
             token = tokens[step, branch : branch + 1]
             alone.append(graph.step(token, turns[branch], None).clone())
             cache.length += 1
         chosen_alone.append(graph.buffers.chosen[:, 0].clone())
 
-    branches = Branches(len(questions), NUM_SHARED, BRANCH_ROWS)
     capacity = NUM_SHARED + len(questions) * BRANCH_ROWS
     joint = _asked(decoder, policy, capacity, questions[0])
     for branch, (k, v) in enumerate(caches):
@@ -80,11 +89,11 @@ def test_branches_give_the_logits_of_each_alone(decoder: Decoder, policy: Policy
             policy.appended(layer_idx, start, start + QUESTION_LENS[branch])
     plan = policy.kernel_plan()
     assert plan is not None
-    graph = StepGraph(decoder.network, joint, plan, None, branches)
+    graph = StepGraph(decoder.network, joint, [plan] * len(questions), None, BRANCH_ROWS)
     found = []
     for step in range(NUM_STEPS):
         rows = [NUM_SHARED + n + step for n in QUESTION_LENS]
-        found.append(graph.step_branches(tokens[step], rows, turns).clone())
+        found.append(graph.step_branches(tokens[step], rows, turns, NUM_SHARED).clone())
     together = torch.stack(found, dim=1).flatten(0, 1)  # branch after branch, as alone
     limit = 0.01 if isinstance(policy, Dense) else 0.02  # a near tie may choose another row
     assert relative_rms(together, torch.stack(alone)) < limit
@@ -94,11 +103,66 @@ def test_branches_give_the_logits_of_each_alone(decoder: Decoder, policy: Policy
             assert len(set(rows) & set(wanted_rows)) >= 0.95 * len(set(wanted_rows))
 
 
+MIXED = (
+    Dense(),
+    TokenSelect(budget=60, window_size=12),
+    TokenSelect(budget=24, window_size=0),
+    TokenSelect(budget=90, window_size=40, sink_size=9),
+    Streaming(budget=50, window_size=20),
+    Streaming(budget=0, window_size=5),  # without all of the question
+    SnapKV(budget=60, window_size=12),
+    SnapKV(budget=400, window_size=12),
+    PyramidKV(budget=80, window_size=12),
+    PyramidKV(budget=30, window_size=30),
+)
+APART = (TokenSelect(budget=60, window_size=12, vote="none"), TokenSelect(40, vote="none"))
+
+
+@pytest.mark.parametrize("policies", (MIXED, APART), ids=("mixed", "apart"))
+@torch.inference_mode()
+def test_branches_of_many_policies_read_what_each_does_alone(
+    decoder: Decoder, policies: tuple[Policy, ...]
+) -> None:
+    question = _questions(decoder)[1]
+    num_rows, tokens = NUM_SHARED + len(question), torch.tensor([3, 4, 5])
+    alone = []
+    for policy in policies:
+        cache = _asked(decoder, policy, num_rows + BRANCH_ROWS, question)
+        turn = Turn(NUM_SHARED, num_rows)
+        policy.start_turn(turn)
+        logits = [decoder.decode_with_torch(token[None], cache, policy) for token in tokens]
+        alone.append(torch.stack(logits))
+
+    joint = _asked(
+        decoder, policies[0], num_rows + len(policies) * BRANCH_ROWS, question, policies[1:]
+    )
+    plans = []
+    for policy in policies:
+        policy.start_turn(Turn(NUM_SHARED, num_rows))
+        plan = policy.kernel_plan()
+        assert plan is not None
+        plans.append(plan)
+    graph = StepGraph(decoder.network, joint, plans, None, BRANCH_ROWS)
+    for other in (0, 1):  # the second time over the rows of the first
+        turns = [policy.kernel_turn() for policy in policies]
+        found = []
+        for step, token in enumerate(tokens):
+            rows = [num_rows + step] * len(policies)
+            logits = graph.step_branches(token.expand(len(policies)), rows, turns, num_rows)
+            found.append(logits.clone())
+        for branch, wanted in enumerate(alone):
+            together = torch.stack(found, dim=0)[:, branch]
+            limit = 0.02 if isinstance(policies[branch], TokenSelect) else 0.01
+            assert relative_rms(together, wanted) < limit, (policies[branch], other)
+
+
 def test_branches_need_room(decoder: Decoder) -> None:
     with pytest.raises(AssertionError, match="no room for branches"):
-        Branches(4, 100, 30).rows(219)
-    assert Branches(4, 100, 30).rows(220) == 130
-    assert Branches().rows(220) == 220
+        most_rows(119, 4, 30)
+    with pytest.raises(AssertionError, match="a branch needs rows of its own"):
+        most_rows(119, 4, 0)
+    assert most_rows(220, 4, 30) == 130
+    assert most_rows(220, 1, 0) == 220
 
 
 @torch.inference_mode()
@@ -107,9 +171,12 @@ def test_a_full_branch_is_not_written_past(decoder: Decoder) -> None:
     cache = _asked(decoder, policy, NUM_SHARED + 2 * 10, torch.tensor([1, 2]))
     plan = policy.kernel_plan()
     assert plan is not None
-    graph = StepGraph(decoder.network, cache, plan, None, Branches(2, NUM_SHARED, 10))
-    turn = Turn(NUM_SHARED, NUM_SHARED + 2)
-    with pytest.raises(AssertionError, match="no room for the token"):
-        graph.step_branches(torch.tensor([1, 1]), (NUM_SHARED + 2, NUM_SHARED + 10), (turn, turn))
+    graph = StepGraph(decoder.network, cache, [plan, plan], None, 10)
+    turns = [Turn(NUM_SHARED, NUM_SHARED + 2)] * 2
+    tokens, row = torch.tensor([1, 1]), NUM_SHARED + 2
+    with pytest.raises(AssertionError, match="a branch has no room for the token"):
+        graph.step_branches(tokens, (row, NUM_SHARED + 10), turns, NUM_SHARED)
     with pytest.raises(AssertionError, match="a row of all branches would be overwritten"):
-        graph.step_branches(torch.tensor([1, 1]), (NUM_SHARED - 1, NUM_SHARED + 2), (turn, turn))
+        graph.step_branches(tokens, (NUM_SHARED - 1, row), turns, NUM_SHARED)
+    with pytest.raises(AssertionError, match="the cache has no room for the branches"):
+        graph.step_branches(tokens, (row, row), turns, NUM_SHARED + 1)

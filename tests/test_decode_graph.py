@@ -16,6 +16,7 @@ from triton_case import ON_GPU, narrow_decoder
 from longread.bench.prefill import relative_rms
 from longread.cache import KVCache
 from longread.decode_graph import StepGraph
+from longread.index import KeyIndex
 from longread.model import Decoder
 from longread.policies import Dense, KernelPlan, Policy, TokenSelect, Turn
 from longread.policies.kept import kept_ranges, row_tensor
@@ -87,7 +88,7 @@ def _with_graph(
     cache = _asked(decoder, ids, policy)
     plan = policy.kernel_plan()
     assert plan is not None
-    graph = StepGraph(decoder.network, cache, plan, trace.mass.shape[2] if trace else None)
+    graph = StepGraph(decoder.network, cache, [plan], trace.mass.shape[2] if trace else None)
     logits, chosen = [], []
     for row in range(NUM_ROWS, NUM_ROWS + NUM_STEPS):
         logits.append(graph.step(ids[row : row + 1], policy.turn, trace).clone())
@@ -171,7 +172,7 @@ def test_rows_that_are_not_chosen_are_never_read(narrow: Decoder, ids: Tensor) -
         cache, trace = _asked(narrow, ids, policy), _trace(narrow, False)
         plan = policy.kernel_plan()
         assert plan is not None
-        graph = StepGraph(narrow.network, cache, plan, trace.mass.shape[2])
+        graph = StepGraph(narrow.network, cache, [plan], trace.mass.shape[2])
         graph.step(ids[NUM_ROWS : NUM_ROWS + 1], policy.turn, trace)
         read = trace.selected.bool()
         assert 0.05 < read.float().mean() < 0.3
@@ -191,7 +192,7 @@ def test_after_an_undo_the_step_is_as_before(narrow: Decoder, ids: Tensor) -> No
     plan = policy.kernel_plan()
     assert plan is not None
     with torch.inference_mode():
-        graph = StepGraph(narrow.network, cache, plan, None)
+        graph = StepGraph(narrow.network, cache, [plan], None)
         first = []
         for row in range(NUM_ROWS, NUM_ROWS + 2):
             first.append(graph.step(ids[row : row + 1], policy.turn, None).clone())
@@ -209,7 +210,7 @@ def test_a_graph_fits_its_own_cache_policy_and_trace_only(narrow: Decoder, ids: 
     plan = policy.kernel_plan()
     assert plan is not None
     with torch.inference_mode():
-        graph = StepGraph(narrow.network, cache, plan, 10)
+        graph = StepGraph(narrow.network, cache, [plan], 10)
         assert graph.fits(cache, plan, 10)
         assert not graph.fits(cache, plan, None) and not graph.fits(cache, plan, 11)
         other = TokenSelect(budget=61)
@@ -287,14 +288,19 @@ def test_a_budget_past_the_rows_takes_no_memory_for_it(narrow: Decoder, ids: Ten
     plan = policy.kernel_plan()
     assert plan is not None
     with torch.inference_mode():
-        assert StepGraph(narrow.network, cache, plan, 10).buffers.budget <= cache.capacity
+        assert StepGraph(narrow.network, cache, [plan], 10).buffers.budget <= cache.capacity
 
 
 def test_a_budget_that_leaves_shares_without_rows_is_not_for_the_kernels() -> None:
-    assert can_choose(KernelPlan(budget=2048), 131072)
-    assert can_choose(KernelPlan(budget=1), 300)
-    assert not can_choose(KernelPlan(budget=32), 1 << 20)
-    assert can_choose(KernelPlan(budget=None), 1 << 20)
+    cache = KVCache(1, 1, 8, 1, device=torch.device("cpu"), dtype=torch.float32)
+    index = KeyIndex(cache, "exact", 0)
+    few, many = KernelPlan(budget=32, index=index), KernelPlan(budget=2048, index=index)
+    assert can_choose((many,), 131072)
+    assert can_choose((KernelPlan(budget=1, index=index),), 300)
+    assert not can_choose((few,), 1 << 20)
+    assert not can_choose((many, few), 1 << 20), "the smallest budget decides"
+    assert can_choose((many, KernelPlan(budget=32)), 131072), "a list is not chosen"
+    assert can_choose((KernelPlan(index=index),), 1 << 20)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="on the CPU the torch operations are the path")

@@ -169,7 +169,7 @@ def test_a_long_conversation_makes_the_cache_grow(model: Model) -> None:
     small = replace(sample, questions=sample.questions[:1])
     short = runner.answers(model.prompts().make(small), variants)
     capacity = runner._cache.capacity
-    runner._read(model.prompts().make(replace(sample, questions=tuple(turns))))
+    runner._read(model.prompts().make(replace(sample, questions=tuple(turns))), 1)
     assert runner._cache.capacity > capacity
     assert runner.answers(model.prompts().make(small), variants) == short
 
@@ -186,7 +186,7 @@ def test_each_policy_keeps_its_captured_step(model: Model, monkeypatch: pytest.M
             patch.setattr(ops, "on_triton", lambda x: True)
             kept.append([decoder.captured.step(runner._cache, policy, None) for policy in policies])
     assert [graph is None for graph in kept[0]] == [p.kernel_plan() is None for p in policies]
-    assert len({id(graph) for graph in kept[0] if graph is not None}) == 5
+    assert len({id(graph) for graph in kept[0] if graph is not None}) == 7
     assert all(a is b for a, b in zip(*kept, strict=True))
     other = decoder.new_cache(LENGTH)
     with monkeypatch.context() as patch:

@@ -24,8 +24,8 @@ from longread.decode_graph import StepGraph
 from longread.errors import LongreadError, UsageError
 from longread.model import Decoder
 from longread.policies import Dense, Policy, TokenSelect, Turn
-from longread.policies.kept import kept_ranges, row_tensor
-from longread.step_buffers import Branches, StepBuffers, can_choose
+from longread.policies.kept import kept_ranges, row_tensor, rows_read
+from longread.step_buffers import StepBuffers, can_choose, most_rows
 
 QUESTION_LEN = 32
 SPARE_ROWS = 64
@@ -81,7 +81,7 @@ def run(
     )
     branch_rows = QUESTION_LEN + longest + SPARE_ROWS
     cache = random_cache(decoder, num_rows, batch * branch_rows)
-    branches = Branches(batch, num_rows - QUESTION_LEN, branch_rows)
+    room = most_rows(cache.capacity, batch, branch_rows)
     figures = []
     for name, template in policies.items():
         policy = dataclasses.replace(template)
@@ -90,16 +90,16 @@ def run(
         cache.length = num_rows
         policy.start_turn(Turn(num_rows - QUESTION_LEN, num_rows))
         plan = policy.kernel_plan()
-        if plan is None or not can_choose(plan, branches.rows(cache.capacity)):
+        if plan is None or plan.apart or not can_choose((plan,), room):
             raise UsageError(f"{name} has no kernels to time: another vote, or a larger budget")
-        graph = StepGraph(decoder.network, cache, plan, None, branches)
-        mass = _check(decoder, cache, policy, graph, branches)
+        graph = StepGraph(decoder.network, cache, [plan] * batch, None, branch_rows)
+        mass = _check(decoder, cache, policy, graph, branch_rows)
         torch.cuda.reset_peak_memory_stats(decoder.device)  # what checks take is not the step's
         figures.append(
             DecodeFigures(
                 name,
                 num_rows,
-                _step_ms(num_rows, policy, graph, repeats, batch),
+                _step_ms(num_rows, policy, graph, repeats),
                 _attention_ms(decoder, num_rows, policy, graph, repeats),
                 *mass,
                 gpu_bytes=torch.cuda.max_memory_allocated(decoder.device),
@@ -136,31 +136,33 @@ def random_cache(decoder: Decoder, num_rows: int, num_spare: int) -> KVCache:
 
 
 def _check(
-    decoder: Decoder, cache: KVCache, policy: Policy, graph: StepGraph, branches: Branches
+    decoder: Decoder, cache: KVCache, policy: Policy, graph: StepGraph, branch_rows: int
 ) -> tuple[float | None, float | None]:
     """Compare each branch's step with torch operations over the rows that it read; both masses."""
-    num_rows, count = cache.length, branches.count
+    num_rows, count, plan = cache.length, len(graph.plans), graph.plans[0]
+    num_shared = num_rows - QUESTION_LEN
     token = torch.tensor([7], device=decoder.device)
-    found = graph.step_branches(token.expand(count), [num_rows] * count, [policy.turn] * count)
+    turns = [policy.turn] * count
+    found = graph.step_branches(token.expand(count), [num_rows] * count, turns, num_shared)
     found, all_chosen = found.clone(), graph.buffers.chosen.long().clone()
-    ranges = kept_ranges(num_rows + 1, policy.turn, graph.plan.sink_size, graph.plan.window_size)
+    ranges = kept_ranges(num_rows + 1, policy.turn, plan.sink_size, plan.window_size)
     kept_rows = row_tensor(ranges, token.device)
-    dense = graph.reads_all(num_rows + 1, policy.turn)
-    own = slice(branches.num_shared, branches.num_shared + branches.branch_rows)
+    dense = rows_read(plan, policy.turn, num_rows + 1) > num_rows
+    own = slice(num_shared, num_shared + branch_rows)
     slabs = [cache.k, cache.v]
-    index = graph.plan.index.layer(-1) if graph.plan.index is not None else None
+    index = plan.index.layer(-1) if plan.index is not None else None
     if index is not None and not index.is_exact:
         slabs.append(index.rows[None])
     graph.buffers.kept.state[:, 0] -= 1  # the last layer's queries are those of this row
     masses: tuple[float | None, float | None] = (None, None)
     for branch in range(count):
-        start = own.start + branch * branches.branch_rows
+        start = own.start + branch * branch_rows
         for slab in slabs:  # the first branch's place is where a cache has its rows
-            slab[:, :, own] = slab[:, :, start : start + branches.branch_rows]
+            slab[:, :, own] = slab[:, :, start : start + branch_rows]
         chosen = all_chosen[:, branch]
         if not dense:
             assert index is not None, "what selects has an index"
-            check_choice(graph.buffers, index, chosen, kept_rows, branch, graph.plan.summed)
+            check_choice(graph.buffers, index, chosen, kept_rows, branch, plan.summed)
         replayed = policy if dense else _Replay(chosen, kept_rows)
         expected = decoder.decode_with_torch(token, cache, replayed)
         cache.truncate(num_rows)
@@ -236,16 +238,16 @@ class _Replay(Policy):
         return torch.cat((self.kept.expand(rows.shape[0], -1), rows), dim=1)
 
 
-def _step_ms(num_rows: int, policy: Policy, graph: StepGraph, repeats: int, batch: int) -> float:
+def _step_ms(num_rows: int, policy: Policy, graph: StepGraph, repeats: int) -> float:
     """Median over whole rounds of a step that chooses and those that read its rows again."""
+    batch, row = len(graph.plans), num_rows
     tokens = torch.full((batch,), 7, device=graph.buffers.tokens.device)
-    turns, interval = [policy.turn] * batch, max(graph.plan.reselect, 1)
-    row = num_rows
+    turns, interval = [policy.turn] * batch, graph.plans[0].reselect
 
     def one_round() -> None:
         nonlocal row
         for _ in range(interval):
-            graph.step_branches(tokens, [row] * batch, turns)
+            graph.step_branches(tokens, [row] * batch, turns, num_rows - QUESTION_LEN)
             row += 1
 
     return median_ms(one_round, repeats) / interval
@@ -255,7 +257,7 @@ def _attention_ms(
     decoder: Decoder, num_rows: int, policy: Policy, graph: StepGraph, repeats: int
 ) -> float:
     """The step's choosing and attending alone, captured by themselves, mean over a round."""
-    dense = graph.reads_all(num_rows + 1, policy.turn)
+    dense = rows_read(graph.plans[0], policy.turn, num_rows + 1) > num_rows
     layers = range(decoder.config.num_hidden_layers)
 
     def attend(chooses: bool) -> Callable[[], None]:
@@ -265,7 +267,7 @@ def _attention_ms(
 
         return run_all
 
-    interval = graph.plan.reselect
+    interval = graph.plans[0].reselect
     reading_ms = graph_ms(attend(False), repeats) if dense or interval > 1 else 0.0
     if dense:
         return reading_ms

@@ -167,9 +167,9 @@ def _attention(
     policy.start_turn(Turn(num_rows - QUESTION_LEN, num_rows))
     plan = policy.kernel_plan()
     assert plan is not None and plan.index is not None
-    if not (budget < num_rows - QUESTION_LEN - 260 and can_choose(plan, cache.capacity)):
+    if not (budget < num_rows - QUESTION_LEN - 260 and can_choose((plan,), cache.capacity)):
         raise UsageError(f"{budget:,} rows cannot be chosen from {num_rows:,}: another --chosen")
-    graph = StepGraph(decoder.network, cache, plan, None)
+    graph = StepGraph(decoder.network, cache, [plan], None)
     graph.step(torch.tensor([7], device=decoder.device), policy.turn, None)
     cache.length = num_rows + 1
     graph.buffers.kept.state[:, 0] = num_rows
@@ -224,11 +224,10 @@ def _check_attention(graph: StepGraph, cache: KVCache, index: IndexLayer, turn: 
     graph.append(0, True)
     graph.attend(0, False, True)
     chosen, attended = buffers.chosen[0, 0], buffers.attended.clone()
-    ranges = kept_ranges(
-        int(buffers.kept.state[0, 0]) + 1, turn, graph.plan.sink_size, graph.plan.window_size
-    )
+    plan = graph.plans[0]
+    ranges = kept_ranges(int(buffers.kept.state[0, 0]) + 1, turn, plan.sink_size, plan.window_size)
     kept_rows = row_tensor(ranges, chosen.device)
-    check_choice(buffers, index, chosen[None].long(), kept_rows, 0, graph.plan.summed)
+    check_choice(buffers, index, chosen[None].long(), kept_rows, 0, plan.summed)
     expected, scratch = torch.empty_like(attended), torch.empty(0)
     for name, rows in (("chosen rows", chosen), ("all rows", None)):
         if rows is None:

@@ -1,9 +1,9 @@
 """Answers of many policies to the same questions, on one prefill of each document.
 
 What the model reads and what a policy is told are those of a session: the document, the question,
-and then greedy decoding. A question of the document alone is read once for all policies that keep
-every row; a policy that evicts, and any in a conversation, reads from the document's end itself.
-One cache serves all samples of a length, so that captured steps stay valid.
+and then greedy decoding. A question of the document alone is read once for all policies, which
+answer side by side where there are kernels for them; in a conversation each policy reads and
+answers by itself. One cache serves all samples of a length, so that captured steps stay valid.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from longread.cache import KVCache
 from longread.document import Document, Page
 from longread.errors import ContextError
 from longread.evaluate.task import Question, Sample
+from longread.evaluate.together import Answer, Together, answer_together, room_for_branches
 from longread.evaluate.variants import Variant
 from longread.model import Decoder
-from longread.policies import Policy, Rereader, Turn
+from longread.policies import Policy, Turn
 from longread.policies.kept import rows_read
 from longread.prompt import ChatFormat, build_prompt, question_ids, tokenize_document
 from longread.reread import DocumentRereader
@@ -98,7 +98,9 @@ class Runner:
         self._decoder = decoder
         self._tokenizer = tokenizer
         self._by_products = _Memory()
-        self._cache = decoder.new_cache(min(decoder.config.window, num_tokens + _SPARE_ROWS))
+        num_rows = min(decoder.config.window, num_tokens + _SPARE_ROWS)
+        num_rows += room_for_branches(len(variants), 1)
+        self._cache = decoder.new_cache(num_rows)
         self._num_tokens = num_tokens
         # Kept from sample to sample, with their indexes, so that their plans stay equal.
         self._policies: dict[tuple[Variant, int], Policy] = {}
@@ -107,46 +109,55 @@ class Runner:
 
     def answers(self, prompt: Prompt, variants: Sequence[Variant]) -> dict[Variant, list[Said]]:
         """What each variant says to each question. Raises ContextError over the model's window."""
-        self._read(prompt)
+        self._read(prompt, len(variants))
+        if not prompt.sample.in_conversation:
+            return self._together(prompt, variants)
+        return {variant: self._conversation(prompt, variant) for variant in variants}
+
+    def _together(self, prompt: Prompt, variants: Sequence[Variant]) -> dict[Variant, list[Said]]:
+        """Each question after the document alone, under all variants."""
+        group = Together([self._policy(variant, prompt) for variant in variants])
         said: dict[Variant, list[Said]] = {variant: [] for variant in variants}
-        alone = [
-            variant
-            for variant in variants
-            if prompt.sample.in_conversation or variant.needs_own_reading
-        ]
-        together = [variant for variant in variants if variant not in alone]
-        if together:
-            policies = [self._policy(variant, prompt) for variant in together]
-            group = _Group(policies)
-            self._prepare(group, prompt)
-            for question, ids in zip(prompt.sample.questions, prompt.questions, strict=True):
-                self._cache.truncate(len(prompt.document))
-                logits = self._ask(group, [], ids)
-                num_rows = self._cache.length
-                for variant, policy in zip(together, policies, strict=True):
+        for number, (question, ids) in enumerate(
+            zip(prompt.sample.questions, prompt.questions, strict=True)
+        ):
+            self._cache.truncate(len(prompt.document))
+            self._prepare(group, prompt, again=number > 0)
+            logits = self._ask(group, [], ids)
+            started = time.perf_counter()
+            answers = answer_together(
+                self._decoder, self._cache, group.policies, logits, question.max_tokens
+            )
+            num_rows = self._cache.length
+            for place, policy in enumerate(group.policies):
+                if place not in answers:
                     self._cache.truncate(num_rows)
-                    _, answer = self._answer(policy, logits, question)
-                    said[variant].append(answer)
-        for variant in alone:
-            said[variant] = self._alone(prompt, variant)
+                    answers[place] = self._answer(policy, logits, question)
+            for place, variant in enumerate(variants):
+                said[variant].append(self._said(answers[place]))
+            self.times.answers_s += time.perf_counter() - started
         return said
 
-    def _alone(self, prompt: Prompt, variant: Variant) -> list[Said]:
-        """One variant's answers, each question read by itself or after the answers before it."""
+    def _conversation(self, prompt: Prompt, variant: Variant) -> list[Said]:
+        """One variant's answers, each question read after the answers before it."""
         said: list[Said] = []
         policy = self._policy(variant, prompt)
         pending: list[int] = []
+        self._cache.truncate(len(prompt.document))
+        self._prepare(policy, prompt)
         for question, ids in zip(prompt.sample.questions, prompt.questions, strict=True):
-            if not said or not prompt.sample.in_conversation:
-                self._cache.truncate(len(prompt.document))
-                self._prepare(policy, prompt)
             start = self._cache.length
             logits = self._ask(policy, pending, ids)
-            answer_ids, answer = self._answer(policy, logits, question)
-            said.append(answer)
-            if prompt.sample.in_conversation:
-                pending = [*pending, *ids, *answer_ids][self._cache.length - start :]
+            started = time.perf_counter()
+            answer = self._answer(policy, logits, question)
+            self.times.answers_s += time.perf_counter() - started
+            said.append(self._said(answer))
+            pending = [*pending, *ids, *answer.ids][self._cache.length - start :]
         return said
+
+    def _said(self, answer: Answer) -> Said:
+        text = self._tokenizer.decode(answer.ids).strip()
+        return Said(text, answer.rows_read, answer.rows_cached)
 
     def _policy(self, variant: Variant, prompt: Prompt) -> Policy:
         """The variant's policy; a budget that is a share counts from the document's rows.
@@ -162,8 +173,8 @@ class Runner:
             self._policies[variant, num_rows] = variant.make(num_rows)
         return self._policies[variant, num_rows]
 
-    def _read(self, prompt: Prompt) -> None:
-        """Prefill the document into the cleared cache."""
+    def _read(self, prompt: Prompt, num_variants: int) -> None:
+        """Prefill the document into the cleared cache, with room for the variants' answers."""
         questions = prompt.sample.questions
         rooms = [len(i) + q.max_tokens for i, q in zip(prompt.questions, questions, strict=True)]
         room = sum(rooms) if prompt.sample.in_conversation else max(rooms)
@@ -176,15 +187,20 @@ class Runner:
             )
         started = time.perf_counter()
         self._cache.clear()
-        self._cache.reserve(num_rows)
+        most_tokens = max(question.max_tokens for question in questions)
+        self._cache.reserve(num_rows + room_for_branches(num_variants, most_tokens))
         self._by_products = _Memory()
         self._decoder.prefill(prompt.document, self._cache)
         self.times.prefill_s += time.perf_counter() - started
 
-    def _prepare(self, policy: Policy, prompt: Prompt) -> None:
+    def _prepare(self, policy: Policy, prompt: Prompt, *, again: bool = False) -> None:
         started = time.perf_counter()
         self._cache.by_products = self._by_products
-        policy.prepare(self._cache, DocumentRereader(self._decoder, prompt.document))
+        rereader = DocumentRereader(self._decoder, prompt.document)
+        if again and isinstance(policy, Together):
+            policy.begin_anew(self._cache, rereader)
+        else:
+            policy.prepare(self._cache, rereader)
         self._cache.by_products = None
         self.times.questions_s += time.perf_counter() - started
 
@@ -198,30 +214,27 @@ class Runner:
         self.times.questions_s += time.perf_counter() - started
         return logits
 
-    def _answer(self, policy: Policy, logits: Tensor, question: Question) -> tuple[list[int], Said]:
+    def _answer(self, policy: Policy, logits: Tensor, question: Question) -> Answer:
         """Decode until an end token or the cap; the last token is then not in the cache."""
-        started = time.perf_counter()
         decoder, cache = self._decoder, self._cache
         plan = policy.kernel_plan()
         counter = _RowCounter(decoder) if plan is None else None
-        ids: list[int] = []
-        num_read = rows_cached = 0
+        answer = Answer([])
         while True:
             token = logits.argmax(dim=-1, keepdim=True)
             token_id = int(token)
             if token_id in decoder.config.eos_token_ids:
                 break
-            ids.append(token_id)
-            if len(ids) >= question.max_tokens:
+            answer.ids.append(token_id)
+            if len(answer.ids) >= question.max_tokens:
                 break
             logits = decoder.decode(token, cache, policy, counter)
-            rows_cached += cache.length
+            answer.rows_cached += cache.length
             if plan is not None:
-                num_read += rows_read(plan, policy.turn, cache.length)
-        text = self._tokenizer.decode(ids).strip()
-        self.times.answers_s += time.perf_counter() - started
-        read = float(num_read) if counter is None else counter.rows_read
-        return ids, Said(text, read, rows_cached)
+                answer.rows_read += rows_read(plan, policy.kernel_turn(), cache.length)
+        if counter is not None:
+            answer.rows_read = counter.rows_read
+        return answer
 
 
 class _RowCounter(Trace):
@@ -244,29 +257,6 @@ class _RowCounter(Trace):
     def rows_read(self) -> float:
         """Summed over steps, mean over layers and heads."""
         return float(self._read) / self.mass.shape[0]
-
-
-@dataclass
-class _Group(Policy):
-    """Policies that read every row of a question, and then answer one after the other."""
-
-    policies: Sequence[Policy]
-
-    def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
-        for policy in self.policies:
-            policy.prepare(cache, rereader)
-
-    def start_turn(self, turn: Turn) -> None:
-        for policy in self.policies:
-            policy.start_turn(turn)
-
-    def observe(self, layer_idx: int, q: Tensor, start: int) -> None:
-        for policy in self.policies:
-            policy.observe(layer_idx, q, start)
-
-    def appended(self, layer_idx: int, start: int, end: int) -> None:
-        for policy in self.policies:
-            policy.appended(layer_idx, start, end)
 
 
 @dataclass

@@ -74,11 +74,6 @@ class Variant:
         """Label and budget."""
         return f"{self.label} {self.budget}".rstrip()
 
-    @property
-    def needs_own_reading(self) -> bool:
-        """Whether what it makes of the rows depends on the question, and lasts."""
-        return POLICIES[self.policy].evicts or POLICIES[self.policy].rebuilds
-
     def make(self, num_rows: int) -> Policy:
         """The policy; a budget that is a share counts from `num_rows`."""
         fields = dict(self.fields)

@@ -13,18 +13,26 @@ from longread.index import KeyIndex
 
 @dataclass(frozen=True)
 class Turn:
-    """Rows [question_start, question_end) hold the question that is being answered."""
+    """Rows [question_start, question_end) hold the question that is being answered.
+
+    listed: for the kernels, of each layer the rows that are read besides the kept ones where they
+    are the same for all of an answer, [H_kv, n] int64 with -1 for empty places; num_listed: how
+    many, in the mean over layers and heads.
+    """
 
     question_start: int = 0
     question_end: int = 0
+    listed: tuple[Tensor, ...] = field(default=(), compare=False, repr=False)
+    num_listed: float = 0.0
 
 
 @dataclass(frozen=True)
 class KernelPlan:
     """What the decode kernels must know of a policy. budget None reads all rows.
 
-    summed: the vote is `group` and not `group-max`; reselect: rows are chosen anew every so many
-    steps.
+    Without an index the budget is the room for the rows that a turn lists. summed: the vote is
+    `group` and not `group-max`; apart: each query head has rows of its own; reselect: rows are
+    chosen anew every so many steps.
     """
 
     budget: int | None = None
@@ -32,6 +40,7 @@ class KernelPlan:
     window_size: int = 0
     index: KeyIndex | None = None
     summed: bool = True
+    apart: bool = False
     reselect: int = 1
 
 
@@ -120,3 +129,7 @@ class Policy:
     def kernel_plan(self) -> KernelPlan | None:
         """How the decode kernels do what `select` does; None where they cannot."""
         return None
+
+    def kernel_turn(self) -> Turn:
+        """The turn as the decode kernels take it, the same object for all of an answer."""
+        return self.turn

@@ -18,6 +18,8 @@ from longread.cache import KVCache
 from longread.policies.base import Policy, Rereader, Turn
 from longread.policies.kept import kept_ranges, row_tensor
 
+_EVER = 2**31 - 1  # a row past all others
+
 
 @dataclass
 class PromptEvicting(Policy):
@@ -32,6 +34,7 @@ class PromptEvicting(Policy):
     window_size: int = 256
     _cache: KVCache | None = field(default=None, init=False, repr=False)
     _num_judged: int = field(default=0, init=False, repr=False)  # rows of the prompt
+    _kernel_turn: Turn | None = field(default=None, init=False, repr=False)
     # Layers that were judged, None where all rows were kept; [H_kv, n] int64.
     _left: dict[int, Tensor | None] = field(default_factory=dict, init=False, repr=False)
 
@@ -39,6 +42,7 @@ class PromptEvicting(Policy):
         self._cache = cache
         self._num_judged = 0
         self._left.clear()
+        self._kernel_turn = None
 
     def start_turn(self, turn: Turn) -> None:
         for layer_idx in range(self._cache.num_layers if self._cache and self._num_judged else 0):
@@ -62,6 +66,29 @@ class PromptEvicting(Policy):
             self._num_judged = num_rows
         self._judge(layer_idx)
         return self.left(layer_idx, num_rows)
+
+    def kernel_turn(self) -> Turn:
+        """Sinks, and all rows from the question or the window on; the other ones left are listed.
+
+        Judges the prompt, if nothing has yet.
+        """
+        if self._kernel_turn is None:
+            assert self._cache is not None, "prepare() comes first"
+            self._num_judged = self._num_judged or self._cache.length + 1
+            ranges = kept_ranges(self._num_judged, self.turn, self.sink_size, self.window_size)
+            assert len(ranges) <= 2, "the question ends the prompt"
+            num_kept = sum(end - start for start, end in ranges)
+            every = torch.arange(ranges[-1][0], device=self._cache.k.device)
+            every = every[self.sink_size :].expand(self._cache.k.shape[1], -1)
+            listed = []
+            for layer_idx in range(self._cache.num_layers):
+                self._judge(layer_idx)
+                rows = self._left[layer_idx]
+                listed.append(every if rows is None else rows[:, num_kept:])
+            num_listed = float(torch.stack([(rows >= 0).sum() for rows in listed]).sum())
+            num_listed /= len(listed) * every.shape[0]
+            self._kernel_turn = Turn(ranges[-1][0], _EVER, tuple(listed), num_listed)
+        return self._kernel_turn
 
     def choose(self, layer_idx: int, num_rows: int, kept: Tensor) -> Tensor | None:
         """The rows to keep of [0, num_rows), the `kept` ones among them; None keeps all.

@@ -41,12 +41,13 @@ def norm_ranges(ranges: Ranges, num_rows: int, sink_size: int) -> Ranges:
     return [(0, num_sinks), (newest, max(num_rows - 1, newest))]
 
 
-def rows_read(plan: KernelPlan, turn: Turn, num_rows: int) -> int:
-    """Rows that each KV head reads of `num_rows` in a turn, where the kernels choose them."""
+def rows_read(plan: KernelPlan, turn: Turn, num_rows: int) -> float:
+    """Rows that a head reads of `num_rows` in a turn by the kernels, in the mean over layers."""
     if plan.budget is None:
         return num_rows
     ranges = kept_ranges(num_rows, turn, plan.sink_size, plan.window_size)
-    return min(plan.budget + sum(end - start for start, end in ranges), num_rows)
+    num_listed = plan.budget if plan.index is not None else turn.num_listed
+    return min(num_listed + sum(end - start for start, end in ranges), num_rows)
 
 
 def row_tensor(ranges: Ranges, device: torch.device) -> Tensor:

@@ -19,6 +19,10 @@ class PyramidKV(SnapKV):
 
     beta: float = 20.0
 
+    @property
+    def most_listed(self) -> int | None:
+        return None if self.budget is None else 2 * self.budget
+
     def layer_budget(self, layer_idx: int, num_eligible: int) -> int | None:
         if self.budget is None:
             return None

@@ -17,7 +17,7 @@ from longread_kernels import dispatch as ops
 from torch import Tensor
 
 from longread.cache import KVCache
-from longread.policies.base import Rereader
+from longread.policies.base import KernelPlan, Rereader
 from longread.policies.evicting import PromptEvicting
 from longread.policies.mass import column_mass
 
@@ -45,6 +45,14 @@ class SnapKV(PromptEvicting):
         if start > self.turn.question_start and layer_idx in self._q:  # a question in chunks
             own = torch.cat((self._q[layer_idx], own))[-self.observe_size :]
         self._q[layer_idx] = own.clone()
+
+    def kernel_plan(self) -> KernelPlan:
+        return KernelPlan(self.most_listed, self.sink_size)
+
+    @property
+    def most_listed(self) -> int | None:
+        """Rows that a layer may keep besides sinks, window and question; None: all."""
+        return self.budget
 
     def choose(self, layer_idx: int, num_rows: int, kept: Tensor) -> Tensor | None:
         q = self._q.pop(layer_idx, None)

@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from longread.cache import KVCache
-from longread.policies.base import Policy, Rereader, Turn
+from longread.policies.base import KernelPlan, Policy, Rereader, Turn
 from longread.policies.kept import row_tensor
+
+_NO_QUESTION = Turn()
 
 
 @dataclass
@@ -31,29 +32,38 @@ class Streaming(Policy):
     sink_size: int = 4
     window_size: int = 256
     _first_left: int = field(default=0, init=False, repr=False)  # of the rows behind the sinks
-    _num_read: int = field(default=0, init=False, repr=False)
-    _device: torch.device = field(default=torch.device("cpu"), init=False, repr=False)
+    _cache: KVCache | None = field(default=None, init=False, repr=False)
+    _was_asked: bool = field(default=False, init=False, repr=False)
 
     def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
-        self._device = cache.k.device
-        self._first_left = self._num_read = 0
+        self._cache = cache
+        self._first_left, self._was_asked = 0, False
 
     def start_turn(self, turn: Turn) -> None:
         super().start_turn(turn)
-        self._evict(self._num_read)  # where the last turn's answer had no token
+        if self._was_asked and self._cache is not None:
+            self._evict(self._cache.length)  # what the last answer's end had dropped
 
     def observe(self, layer_idx: int, q: Tensor, start: int) -> None:
-        self._num_read = start + q.shape[0]
+        self._was_asked = True
 
     def left(self, layer_idx: int, num_rows: int) -> Tensor | None:
-        if self._first_left == 0:
+        if self._first_left == 0 or self._cache is None:
             return None
         sinks, first = min(self.sink_size, num_rows), min(self._first_left, num_rows)
-        return row_tensor([(0, sinks), (max(first, sinks), num_rows)], self._device)[None]
+        return row_tensor([(0, sinks), (max(first, sinks), num_rows)], self._cache.k.device)[None]
 
     def select(self, layer_idx: int, q: Tensor, num_rows: int) -> Tensor | None:
         self._evict(num_rows)
         return self.left(layer_idx, num_rows)
+
+    def kernel_plan(self) -> KernelPlan:
+        if self.budget is None:
+            return KernelPlan()
+        return KernelPlan(0, self.sink_size, self.window_size + self.budget)
+
+    def kernel_turn(self) -> Turn:
+        return _NO_QUESTION  # it stays as long as it is in the window
 
     def _evict(self, num_rows: int) -> None:
         """Move the window to the end of rows [0, num_rows); it never moves back."""

@@ -20,7 +20,7 @@ from longread.index import KeyIndex
 from longread.policies.base import KernelPlan, Policy, Rereader, Turn
 from longread.policies.kept import kept_ranges, norm_ranges, row_tensor
 
-KERNEL_VOTES = ("group", "group-max")
+KERNEL_VOTES = ("group", "group-max", "none")
 
 
 @dataclass
@@ -52,6 +52,11 @@ class TokenSelect(Policy):
             self._index.rebuild()  # in place: a captured step goes on reading it
         else:
             self._index = KeyIndex(cache, self.index, self.index_dim)
+
+    def borrow_index(self, other: TokenSelect) -> None:
+        """Take over the index of a policy that was prepared on the same cache."""
+        self._cache, self._index = other._cache, other._index
+        self._chosen.clear()
 
     def start_turn(self, turn: Turn) -> None:
         super().start_turn(turn)
@@ -91,8 +96,9 @@ class TokenSelect(Policy):
             self.sink_size,
             self.window_size,
             self._index,
-            self.vote == "group",
-            self.reselect,
+            summed=self.vote == "group",
+            apart=self.vote == "none",
+            reselect=self.reselect,
         )
 
     def _norms(self, layer_idx: int, q: Tensor) -> Tensor:
