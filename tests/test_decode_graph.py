@@ -204,24 +204,32 @@ def test_after_an_undo_the_step_is_as_before(narrow: Decoder, ids: Tensor) -> No
             cache.length = row + 1
 
 
-def test_a_graph_fits_its_own_cache_policy_and_trace_only(narrow: Decoder, ids: Tensor) -> None:
-    policy = TokenSelect(budget=60)
+def test_a_step_is_of_its_own_cache_policy_and_trace_only(
+    narrow: Decoder, ids: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, other = TokenSelect(budget=60), TokenSelect(budget=61)
     cache = _asked(narrow, ids, policy)
-    plan = policy.kernel_plan()
-    assert plan is not None
+    other.prepare(cache)
+    trace, longer = _trace(narrow, False), _trace(narrow, False)
+    longer.mass = longer.mass.new_zeros((*longer.mass.shape[:2], longer.mass.shape[2] + 1))
+    monkeypatch.setattr("longread.captured.ops.on_triton", lambda x: True)
+    monkeypatch.setattr(narrow.captured, "most", 10)
     with torch.inference_mode():
-        graph = StepGraph(narrow.network, cache, [plan], 10)
-        assert graph.fits(cache, plan, 10)
-        assert not graph.fits(cache, plan, None) and not graph.fits(cache, plan, 11)
-        other = TokenSelect(budget=61)
-        other.prepare(cache)
-        other_plan = other.kernel_plan()
-        assert other_plan is not None and not graph.fits(cache, other_plan, 10)
+        steps = [
+            narrow.captured.step(cache, asked, followed)
+            for asked in (policy, other)
+            for followed in (None, trace, longer)
+        ]
+        assert None not in steps and len({id(step) for step in steps}) == 6
+        assert narrow.captured.step(cache, policy, trace) is steps[1]
         cache.reserve(cache.capacity + 1)
-        assert not graph.fits(cache, plan, 10)
+        assert steps[1] is not None and not steps[1].fits(cache)
+        assert narrow.captured.step(cache, policy, trace) is not steps[1]
+        assert len(narrow.captured) == 1
+    narrow.captured.clear()
 
 
-@pytest.mark.parametrize("vote", ("all", "threshold", "none"))
+@pytest.mark.parametrize("vote", ("all", "threshold"))
 def test_votes_without_kernels_have_no_plan(vote: str) -> None:
     assert TokenSelect(budget=10, vote=vote).kernel_plan() is None
 

@@ -194,7 +194,7 @@ def check_choice(
     twice = ((order[..., 1:] == order[..., :-1]) & (order[..., 1:] >= 0)).any()
     if twice or torch.isin(chosen, kept_rows).any():
         raise LongreadError("a row was chosen twice, or is kept anyway: nothing is timed")
-    kept = dataclasses.replace(buffers.kept, state=buffers.kept.state[branch], num_shared=0)
+    kept = dataclasses.replace(buffers.kept, state=buffers.kept.state[branch], branches=None)
     query, num_branches = buffers.query, buffers.tokens.shape[0]
     own = {
         field.name: getattr(query, field.name).chunk(num_branches)[branch]

@@ -40,6 +40,14 @@ class Prompt:
     document: Tensor
     questions: tuple[tuple[int, ...], ...]
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of the document, its questions and the longest answers that the cache must hold."""
+        questions = self.sample.questions
+        rooms = [len(i) + q.max_tokens for i, q in zip(self.questions, questions, strict=True)]
+        room = sum(rooms) if self.sample.in_conversation else max(rooms)
+        return len(self.document) + room
+
 
 @dataclass(frozen=True)
 class Said:
@@ -105,7 +113,7 @@ class Runner:
         # Kept from sample to sample, with their indexes, so that their plans stay equal.
         self._policies: dict[tuple[Variant, int], Policy] = {}
         decoder.captured.clear()
-        decoder.captured.most = len(variants) + 1
+        decoder.captured.most = 2 * len(variants) + 1  # each alone, and side by side
 
     def answers(self, prompt: Prompt, variants: Sequence[Variant]) -> dict[Variant, list[Said]]:
         """What each variant says to each question. Raises ContextError over the model's window."""
@@ -162,11 +170,13 @@ class Runner:
     def _policy(self, variant: Variant, prompt: Prompt) -> Policy:
         """The variant's policy; a budget that is a share counts from the document's rows.
 
-        Documents of about the length count as that long: steps are captured for each budget.
+        Documents of about the length count as that long: steps are captured for each budget. Past
+        the window it counts from no more rows than that, as in a session.
         """
         num_rows = len(prompt.document)
         if num_rows >= _ABOUT * self._num_tokens:
             num_rows = self._num_tokens
+        num_rows = min(num_rows, self._decoder.trained_window)
         if (variant, num_rows) not in self._policies:
             for key in [key for key in self._policies if key[0] == variant]:
                 del self._policies[key]
@@ -176,9 +186,7 @@ class Runner:
     def _read(self, prompt: Prompt, num_variants: int) -> None:
         """Prefill the document into the cleared cache, with room for the variants' answers."""
         questions = prompt.sample.questions
-        rooms = [len(i) + q.max_tokens for i, q in zip(prompt.questions, questions, strict=True)]
-        room = sum(rooms) if prompt.sample.in_conversation else max(rooms)
-        num_rows, window = len(prompt.document) + room, self._decoder.config.window
+        num_rows, window = prompt.num_rows, self._decoder.config.window
         if num_rows > window:
             raise ContextError(
                 f"sample {prompt.sample.number} of {prompt.sample.task} takes {num_rows:,} tokens "
