@@ -37,7 +37,7 @@ VOTE_NAMES = ("group", "group-max", "all", "threshold", "none")
 INDEX_NAMES = ("int8", "fp8", "exact")
 DTYPE_NAMES = ("auto", "bfloat16", "float32")
 KV_DTYPE_NAMES = ("bf16", "int8")
-CONTEXT_NAMES = ("auto", "dense", "select")
+CONTEXT_NAMES = ("auto", "dense", "select", "yarn")
 
 PROJECT_FILE = "longread.toml"
 ENV_PREFIX = "LONGREAD_"

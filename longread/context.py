@@ -1,11 +1,13 @@
-"""How documents are read: with dense attention, or by selection where they pass the model's window;
-and which policies can answer from what was read by selection.
+"""How documents are read: with dense attention, by selection where they pass the model's window, or
+in a window that YaRN stretches; and which policies can answer from what was read by selection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from longread import past_window, rope
 from longread.config import Settings
 from longread.errors import UsageError
 from longread.events import Notice
@@ -18,17 +20,31 @@ from longread.weights import ModelConfig
 QUESTION_RESERVE = 256  # tokens kept free for the question and the template around it
 
 
-def reads_past_window(
+@dataclass(frozen=True)
+class Way:
+    """How documents are read: by selection, or densely in a window that YaRN stretches."""
+
+    selects: bool = False
+    stretch: int = 1
+
+    def config(self, config: ModelConfig) -> ModelConfig:
+        """The config of a model that reads so."""
+        if self.selects:
+            return past_window.widened(config)
+        return rope.stretched(config, self.stretch)[0] if self.stretch > 1 else config
+
+
+def way_to_read(
     settings: Settings,
     tokenizer: Tokenizer,
     chat: ChatFormat,
     tokenized: Sequence[TokenizedDocument],
     config: ModelConfig,
-) -> bool:
-    """Whether the documents are read by selection: where it is asked for, or where they must be.
+) -> Way:
+    """By selection where it is asked for, or where the documents pass the window.
 
     With `truncate` they are cut to the window instead. Raises UsageError where a policy other than
-    tokenselect is asked for as well.
+    tokenselect is asked for as well, or where YaRN cannot be had.
     """
     can_select = settings.policy == "tokenselect"
     if settings.context == "select" and not can_select:
@@ -36,22 +52,33 @@ def reads_past_window(
             f"--context select reads by selection, which --policy {settings.policy} cannot go on "
             "with: leave one of the two out"
         )
-    if settings.context != "auto":
-        return settings.context == "select"
+    if settings.context in ("dense", "select"):
+        return Way(selects=settings.context == "select")
     reserve = QUESTION_RESERVE + settings.max_tokens
+    num_needed = len(build_prompt(tokenizer, chat, tokenized).token_ids) + reserve
+    if settings.context == "yarn":
+        return Way(stretch=rope.yarn_factor(config, num_needed))
     if not can_select or settings.truncate or reserve > config.window // 2:
-        return False  # what is too long is refused, or cut; or it is the answer that is too long
-    return len(build_prompt(tokenizer, chat, tokenized).token_ids) + reserve > config.window
+        return Way()  # what is too long is refused, or cut; or it is the answer that is too long
+    return Way(selects=num_needed > config.window)
 
 
-def selection_notice(settings: Settings, decoder: Decoder, num_tokens: int) -> Notice:
-    """What a user is told whose documents are read by selection."""
+def reading_notice(
+    settings: Settings, way: Way, decoder: Decoder, num_tokens: int
+) -> Notice | None:
+    """What a user is told whose documents are not read with plain dense attention."""
     if settings.context == "select":
         return Notice(f"{num_tokens:,} tokens are read by selection (--context select)", "info")
-    return Notice(
-        f"{num_tokens:,} tokens are read by selection: {decoder.config.name} was trained for "
-        f"{decoder.trained_window:,}"
-    )
+    window = decoder.trained_window // way.stretch
+    trained = f"{decoder.config.name} was trained for {window:,}"
+    if way.selects:
+        return Notice(f"{num_tokens:,} tokens are read by selection: {trained}")
+    if way.stretch > 1:
+        return Notice(
+            f"{num_tokens:,} tokens are read in a window that YaRN makes {way.stretch} times "
+            f"longer: {trained}"
+        )
+    return None
 
 
 def answering_policy(settings: Settings, decoder: Decoder, num_rows: int) -> Policy:

@@ -23,6 +23,7 @@ from longread.errors import ContextError, ModelError
 from longread.network import Layer, Network
 from longread.past_window import SelectedAttention, widened
 from longread.policies import Policy
+from longread.rope import stretched
 from longread.trace import Trace
 from longread.weights import ModelConfig, load_config, load_weights
 
@@ -57,16 +58,25 @@ class Decoder:
 
     @classmethod
     def load(
-        cls, model_dir: Path, device: str, dtype: str, *, past_window: bool = False
+        cls,
+        model_dir: Path,
+        device: str,
+        dtype: str,
+        *,
+        past_window: bool = False,
+        stretch: int = 1,
     ) -> Decoder:
         """Load a converted model. device: auto, cpu or cuda[:n]; dtype: auto, bfloat16, float32.
 
-        Raises ModelError where the device is missing or the dtype is not one of these.
+        stretch: how many times longer YaRN makes its window. Raises ModelError where the device is
+        missing or the dtype is not one of these.
         """
         torch_device = choose_device(device)
         torch_dtype = choose_dtype(dtype)
         weights = load_weights(model_dir, device=str(torch_device), dtype=torch_dtype)
         config = load_config(model_dir)
+        if stretch > 1:
+            config, weights["inv_freq"] = stretched(config, stretch)
         return cls(config, weights, torch_device, torch_dtype, past_window=past_window)
 
     @property
@@ -177,8 +187,6 @@ class Decoder:
         """Why a GPU's kernels cannot be used on it, or None where they can and on the CPU."""
         if self.device.type != "cuda":
             return None
-        if not self._attention.captured:
-            return "past the model's window there are no kernels yet"
         return ops.triton_missing(self.device.index or 0)
 
     def check_finite(self, computed: Tensor) -> None:

@@ -1,4 +1,5 @@
-"""RoPE's inverse frequencies, made once at conversion by transformers' own initialisers.
+"""RoPE's inverse frequencies, made at conversion by transformers' own initialisers, and anew for a
+window that YaRN stretches (arXiv 2309.00071).
 
 Owns the choice of the initialiser and the window that goes with it. The rotation itself is the
 kernels' business.
@@ -6,10 +7,12 @@ kernels' business.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from longread.errors import ModelError
+from longread.errors import ModelError, UsageError
+from longread.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,3 +79,53 @@ def make_rope(config: PretrainedConfig, head_dim: int, freq_factors: Tensor | No
     return Rope(
         rope_type, parameters, inv_freq.float().contiguous(), float(attention_scaling), window
     )
+
+
+def yarn_factor(config: ModelConfig, num_tokens: int) -> int:
+    """The power of two by which a model's window must grow to hold `num_tokens`, at least 1.
+
+    Raises UsageError where it must and the model's RoPE has a scaling that YaRN cannot replace.
+    """
+    factor = 1
+    while factor * config.window < num_tokens:
+        factor *= 2
+    if factor > 1 and config.rope_type not in ("default", "yarn"):
+        raise UsageError(
+            f"--context yarn cannot stretch {config.name}: its RoPE has the scaling "
+            f"{config.rope_type!r} already; let it be read by selection (--context select)"
+        )
+    return factor
+
+
+def stretched(config: ModelConfig, factor: int) -> tuple[ModelConfig, Tensor]:
+    """The config of a model whose window YaRN makes `factor` times longer, and its inv_freq [D/2].
+
+    A model with YaRN of its own gets more of it; the trained window stays what it was.
+    """
+    from transformers import AutoConfig
+
+    parameters = dict(config.rope_parameters)
+    window = config.window * factor
+    original = parameters.get("original_max_position_embeddings", config.window)
+    parameters |= {
+        "rope_type": "yarn",
+        "factor": window / original,
+        "original_max_position_embeddings": original,
+    }
+    hf_config = AutoConfig.for_model(
+        config.family,
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_attention_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.window,
+        rope_parameters=parameters,
+    )
+    rope = make_rope(hf_config, config.head_dim)
+    changed = dataclasses.replace(
+        config,
+        window=window,
+        rope_type=rope.rope_type,
+        rope_parameters=rope.parameters,
+        attention_scaling=rope.attention_scaling,
+    )
+    return changed, rope.inv_freq

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import torch
 
-from longread import context, past_window
+from longread import context
 from longread.cache import KVCache
 from longread.config import Settings
 from longread.errors import ContextError, UsageError
@@ -219,10 +219,8 @@ class Session:
             stdin=stdin,
         )
         reserve = context.QUESTION_RESERVE + settings.max_tokens
-        selects = context.reads_past_window(
-            settings, self._tokenizer, self._chat, tokenized, self._config
-        )
-        self._config = past_window.widened(self._config) if selects else self._config
+        way = context.way_to_read(settings, self._tokenizer, self._chat, tokenized, self._config)
+        self._config = way.config(self._config)
         self._prompt: DocumentPrompt
         self._prompt, self._truncated = fit_prompt(
             self._tokenizer, self._chat, tokenized, self._config, reserve, settings.truncate
@@ -232,11 +230,15 @@ class Session:
             num_all = sum(len(item.token_ids) for item in tokenized)
             emit(Notice(f"only the first {num_read:,} of {num_all:,} tokens are read (--truncate)"))
         self._decoder: Decoder = Decoder.load(
-            model_dir, settings.device, settings.dtype, past_window=selects
+            model_dir,
+            settings.device,
+            settings.dtype,
+            past_window=way.selects,
+            stretch=way.stretch,
         )
         num_rows = len(self._prompt.token_ids)
-        if selects:
-            emit(context.selection_notice(settings, self._decoder, num_rows))
+        if notice := context.reading_notice(settings, way, self._decoder, num_rows):
+            emit(notice)
         if slow := self._decoder.slow_because():
             emit(Notice(f"answers come through torch's own operations, which is slow: {slow}"))
         self._cache: KVCache = self._decoder.new_cache(

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import tiny
 import torch
-from longread_kernels import best_rows, chunk_votes, gathered, reference_gathered, rotate
+from longread_kernels import best_rows, chunk_votes, gathered, reference_gathered, rotate, turn_rows
+from longread_kernels import dispatch as ops
 from longread_kernels.reference import rope_ref
 from torch import Tensor
 from triton_case import DEVICE, ON_GPU, assert_near, poison, random, wide
+
+from longread import past_window
+from longread.model import Decoder
+from longread.policies import TokenSelect, Turn
+from longread.weights import load_config, load_weights
 
 pytestmark = pytest.mark.usefixtures("poison")
 __all__ = ["poison"]
@@ -67,7 +76,7 @@ def _check_listed(num_tokens: int, num_places: int, group_size: int, head_dim: i
     expected = reference_gathered.attend_listed_ref(
         wide(q), wide(k), wide(v), rows.cpu(), *map(wide, angles), scale
     )
-    assert_near(gathered.attend_turned(q, k, v, rows, *angles, scale), expected)
+    assert_near(turn_rows.attend_turned(q, k, v, rows, *angles, scale), expected)
     found, shares = gathered.attend_turning(q, k, v, rows, None, *angles, scale)
     assert_near(found, expected)
     assert shares is None
@@ -185,3 +194,26 @@ def _check_list(votes: Tensor, num_chosen: int, first_row: int, num_tail: int) -
 
     assert torch.equal(ranked(rows), ranked(expected))
     return rows
+
+
+@torch.inference_mode()
+def test_a_decoder_past_its_window_takes_the_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("SINK_SIZE", 4), ("NUM_CHOSEN", 12), ("LOCAL_SIZE", 8)):
+        monkeypatch.setattr(past_window, f"_{name}", value)
+    monkeypatch.setattr(past_window.SelectedAttention, "chunk_tokens", 32)
+    folder = tiny.convert(tiny.save_hf_folder(tmp_path / "hf", "qwen3"), tmp_path / "models")
+    ids = torch.randint(0, 400, (110,), generator=torch.Generator().manual_seed(3))
+    logits = []
+    for device, dtype in ((torch.device("cpu"), torch.float32), (DEVICE, torch.float16)):
+        monkeypatch.setattr(ops, "on_triton", lambda x, two=dtype.itemsize == 2: two)
+        weights = load_weights(folder, device=str(device), dtype=dtype)
+        decoder = Decoder(load_config(folder), weights, device, dtype, past_window=True)
+        cache, policy = decoder.new_cache(120), TokenSelect(budget=20, sink_size=2, window_size=5)
+        decoder.prefill(ids[:96], cache)
+        policy.prepare(cache)
+        policy.start_turn(Turn(96, 104))
+        decoder.extend(ids[96:104], cache, policy)
+        logits.append(decoder.decode(ids[104:105].to(device), cache, policy))
+    assert_near(logits[1], logits[0], 3e-2)

@@ -71,7 +71,7 @@ IndexDim = Annotated[
 ]
 Context = Annotated[
     str | None,
-    typer.Option("--context", metavar="MODE", help="How to read: auto, dense or select."),
+    typer.Option("--context", metavar="MODE", help="How to read: auto, dense, select or yarn."),
 ]
 SinkSize = Annotated[
     str | None, typer.Option("--sink-size", metavar="N", help="First rows that are always read.")
