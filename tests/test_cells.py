@@ -12,6 +12,7 @@ from longread.config import Settings
 from longread.errors import StoreError
 from longread.evaluate import tables
 from longread.evaluate.cells import Cell, CellFolder, CellKey, Result, budget_order, read_cells
+from longread.evaluate.groups import groups
 from longread.evaluate.variants import parse_variants
 
 RESULTS = Path(__file__).parent.parent / "docs/results"
@@ -103,9 +104,29 @@ def test_other_files_are_named(tmp_path: Path, line: str) -> None:
 
 
 def test_a_folder_without_results_is_named(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(StoreError, match="holds no results"):
-            read_cells([folder])
+    with pytest.raises(StoreError, match="holds no results"):
+        read_cells([tmp_path])
+    with pytest.raises(StoreError, match="missing is not there: give the --out folder"):
+        read_cells([tmp_path / "missing"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="file is a file, not a folder"):
+        read_cells([tmp_path / "file"])
+
+
+def test_how_a_document_was_read_tells_cells_apart(tmp_path: Path) -> None:
+    folder = CellFolder(tmp_path)
+    selected = replace(KEY, context="select")
+    with folder.locked():
+        folder.add(KEY, result(0, 1.0), RUN)
+        folder.add(selected, result(0, 0.0), RUN)
+    cells = {cell.key: cell.mean for cell in read_cells([tmp_path])}
+    assert cells == {KEY: 1.0, selected: 0.0}
+    assert selected.name == "tokenselect:vote=none[select] 5%"
+    (group,) = groups(read_cells([tmp_path]))
+    assert group.variants == ("tokenselect:vote=none 5%", "tokenselect:vote=none[select] 5%")
+    old = json.loads(Cell(KEY, [RUN], {0: result(0, 1.0)}).to_json())
+    del old["context"]
+    assert Cell.from_json(json.dumps(old)).key == KEY
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -148,6 +169,6 @@ def test_further_figures_are_stored_and_shown(tmp_path: Path) -> None:
             folder.add(KEY, replace(result(number, 1.0), measures=figures), RUN)
     (cell,) = read_cells([tmp_path])
     assert cell.results[1].measures == (("part 1 of 5", 1.0),)
-    (group,) = tables.groups([cell])
+    (group,) = groups([cell])
     table = tables.measure_table(group, "vt")
     assert table is not None and table.rows == (("part 1 of 5", "75.0 (2)"),)

@@ -16,9 +16,9 @@ from longread.config import Settings
 from longread.errors import UsageError
 from longread.evaluate import tasks
 from longread.evaluate.cells import Cell, CellFolder, CellKey, read_cells
+from longread.evaluate.groups import groups
 from longread.evaluate.pictures import coloured_lines, depth_pictures, plain_lines
 from longread.evaluate.plots import write_plots
-from longread.evaluate.tables import groups
 from longread.evaluate.task import Question, Sample
 from longread.evaluate.variants import parse_variants
 from longread.policies import POLICIES
@@ -126,7 +126,8 @@ def test_bad_usage_is_told(capsys: Capture, words: tuple[str, ...], message: str
 
 
 def test_a_length_over_the_window_is_told(capsys: Capture, model_dir: Path) -> None:
-    code, _, err = _eval(capsys, "turns", "--lengths", "1000,20000", "--model", str(model_dir))
+    words = ["turns", "--lengths", "1000,20000", "--context", "dense", "--model", str(model_dir)]
+    code, _, err = _eval(capsys, *words)
     assert code == 2
     assert "--lengths 20000 is over the window of the model, which is 16,384" in err
 
@@ -134,7 +135,7 @@ def test_a_length_over_the_window_is_told(capsys: Capture, model_dir: Path) -> N
 def test_a_report_of_nothing_is_told(capsys: Capture) -> None:
     code, _, err = _eval(capsys, "--report", "nowhere")
     assert code == 8
-    assert "nowhere holds no results" in err
+    assert "nowhere is not there: give the --out folder of an earlier `longread eval`" in err
 
 
 @pytest.mark.parametrize(

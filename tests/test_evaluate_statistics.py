@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from test_cells import KEY, result
 
-from longread.evaluate import statistics, tables
+from longread.evaluate import plots, statistics, tables
 from longread.evaluate.cells import Cell
+from longread.evaluate.groups import groups
+from longread.evaluate.pictures import depth_pictures
 
 
 def _cell(
@@ -114,6 +116,32 @@ def test_kinds_are_counted_apart_and_numbers_in_them_in_order() -> None:
     )
 
 
+def test_one_mean_for_tables_plots_and_pictures() -> None:
+    """A task counts once however many samples it has, and only those that have the kind."""
+    cells = [
+        _cell("dense", {0: [1.0], 1: [1.0], 2: [1.0]}, task="needles", kind="depth 5%"),
+        _cell("dense", {0: [0.0, 0.5]}, task="qa_1"),
+    ]
+    assert statistics.mean(cells) == 0.625
+    assert statistics.mean(cells, "depth 5%") == 1.0
+    assert statistics.mean(cells, "depth 15%") is None
+    assert statistics.mean([]) is None
+    assert statistics.mean(cells[1:]) == cells[1].mean == 0.25
+    family = [
+        replace(cell, key=replace(cell.key, task=f"qa_{n}")) for n, cell in enumerate(cells, 1)
+    ]
+    for cell in family:
+        cell.results = {
+            n: replace(r, kinds=("depth 5%",) * len(r.scores)) for n, r in cell.results.items()
+        }
+    (group,) = groups(family)
+    (picture,) = depth_pictures([group])
+    assert picture.scores == ((0.625,),)
+    assert tables.summary(group)["variants"][0]["mean"] == 0.625  # type: ignore[index]
+    assert tables.score_table(group).rows[2][:2] == ("mean", "62.5 (4)")
+    assert plots._points(group, "dense") == 62.5
+
+
 CELLS = [
     _cell("tokenselect 20%", {0: [1.0], 1: [1.0]}),
     _cell("tokenselect 5%", {0: [0.0], 1: [1.0]}),
@@ -124,7 +152,7 @@ CELLS = [
 
 
 def test_scores_stand_in_a_table_with_their_n() -> None:
-    (group,) = tables.groups(CELLS)
+    (group,) = groups(CELLS)
     table = tables.score_table(group)
     assert table.head == ("task", "dense", "tokenselect 5%", "tokenselect 20%")
     assert table.rows == (
@@ -146,7 +174,7 @@ def test_kinds_have_tables_of_their_own() -> None:
     first, second = (_cell(name, {0: [1.0]}, kind="turn 1") for name in ("dense", "snapkv 5%"))
     first.results[1] = result(1, 1.0, kind="turn 2")
     second.results[1] = result(1, 0.0, kind="turn 2")
-    (group,) = tables.groups([first, second])
+    (group,) = groups([first, second])
     scores, differences = tables.kind_tables(group, "vt")
     assert scores.rows == (
         ("turn 1", "100.0 (1)", "100.0 (1)"),
@@ -159,7 +187,7 @@ def test_kinds_have_tables_of_their_own() -> None:
     summary = tables.summary(group)["variants"]
     assert isinstance(summary, list)
     assert summary[1]["tasks"]["vt"]["kinds"]["turn 2"]["mean"] == 0.0
-    assert tables.kind_tables(tables.groups(CELLS)[0], "vt") == []
+    assert tables.kind_tables(groups(CELLS)[0], "vt") == []
 
 
 def test_what_is_not_comparable_stands_apart() -> None:
@@ -173,7 +201,7 @@ def test_what_is_not_comparable_stands_apart() -> None:
             {"dtype": "float32"},
         )
     ]
-    found = tables.groups([*CELLS, *others])
+    found = groups([*CELLS, *others])
     assert len(found) == 6
     assert [(group.model, group.length, group.seed) for group in found] == [
         ("a/model b", 1024, 0),

@@ -26,13 +26,15 @@ FORMAT_VERSION = 1
 RESULTS_VERSION = 2
 _SUFFIX = ".jsonl"
 _LOCK = ".lock"
+_DENSE = "dense"
 
 
 @dataclass(frozen=True)
 class CellKey:
     """What a cell is. model_identity: of the weights; prompt_identity: of the chat format.
 
-    variant: the policy and its fields as a Variant's label; length: tokens of prompt and answer.
+    variant: the policy and its fields as a Variant's label; length: tokens of prompt and answer;
+    context: how the document was read, densely or otherwise.
     Cells of another results_version are other cells.
     """
 
@@ -48,11 +50,17 @@ class CellKey:
     fields: tuple[tuple[str, Any], ...]
     budget: str
     results_version: int = RESULTS_VERSION
+    context: str = _DENSE
+
+    @property
+    def label(self) -> str:
+        """The variant, and how the document was read where that is not densely."""
+        return self.variant if self.context == _DENSE else f"{self.variant}[{self.context}]"
 
     @property
     def name(self) -> str:
-        """Variant and budget, as tables show them."""
-        return f"{self.variant} {self.budget}".rstrip()
+        """Label and budget, as tables show them."""
+        return f"{self.label} {self.budget}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,7 @@ class Cell:
         if record["format_version"] != FORMAT_VERSION:
             raise ValueError("another version of longread wrote it")
         record.setdefault("results_version", 1)
+        record.setdefault("context", _DENSE)
         names = {name: record[name] for name in CellKey.__dataclass_fields__}
         key = CellKey(**{**names, "fields": tuple(record["fields"].items())})
         results = {}
@@ -196,7 +205,7 @@ class CellFolder:
                 key=lambda cell: (
                     cell.key.results_version,
                     cell.key.seed,
-                    cell.key.variant,
+                    cell.key.label,
                     budget_order(cell.key.budget),
                 ),
             )
@@ -217,10 +226,15 @@ class CellFolder:
 def read_cells(folders: Iterable[Path]) -> list[Cell]:
     """Every cell under the folders, of many runs; samples of the same cell come together.
 
-    Raises StoreError for a folder that cannot be read or holds none.
+    Raises StoreError for a folder that is not there, cannot be read or holds none.
     """
     found: dict[CellKey, Cell] = {}
     for folder in folders:
+        if not folder.is_dir():
+            what = "is a file, not a folder" if folder.exists() else "is not there"
+            raise StoreError(
+                f"{folder} {what}: give the --out folder of an earlier `longread eval`"
+            )
         paths = sorted(p for p in folder.rglob(f"*{_SUFFIX}") if not p.name.startswith("."))
         if not paths:
             raise StoreError(f"{folder} holds no results: `longread eval TASKS --out` makes them")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +21,7 @@ from longread.evaluate.task import ANSWER_ROOM, Question, Sample, Task
 from longread.evaluate.variants import Variant
 from longread.events import Notice, NoticeFn, Progress, ProgressFn
 from longread.model import Decoder
+from longread.plain_text import count_text
 from longread.prompt import ChatFormat
 from longread.tokenizer import Tokenizer
 
@@ -51,11 +51,20 @@ class Outcome:
     num_missing: int = 0
     times: dict[str, float] = field(default_factory=dict)
 
+    def add_time(self, name: str, seconds: float) -> None:
+        """Count seconds of a kind of work."""
+        self.times[name] = self.times.get(name, 0.0) + seconds
+
+    def check_found(self) -> None:
+        """Raise UsageError where there was nothing to do and is nothing to show."""
+        if not self.cells and not self.num_missing:
+            raise UsageError("no task has a sample of these lengths; see the lines above")
+
 
 @dataclass(frozen=True)
 class _Work:
     task: Task
-    number: int
+    prompt: Prompt
     variants: tuple[Variant, ...]
 
 
@@ -70,7 +79,10 @@ class Grid:
         folder: CellFolder,
         progress: ProgressFn,
         notice: NoticeFn,
+        *,
+        context: str = "dense",
     ) -> None:
+        """context: how the decoder reads, a part of the cells' identity."""
         self._decoder = decoder
         self._tokenizer = tokenizer
         self._chat = chat
@@ -78,11 +90,14 @@ class Grid:
         self._progress = progress
         self._notice = notice
         self._prompts = Prompts(tokenizer, chat)
+        self._context = context
 
-    def run(self, request: Request) -> Outcome:
+    def run(self, request: Request, earlier: Outcome | None = None) -> Outcome:
         """Answer what the folder lacks. A task's samples end where it has no more.
 
-        Raises UsageError where no task has a sample of any length.
+        earlier: an outcome that this one is added to. Every sample is made before the model reads
+        the first. Raises ContextError for samples that do not fit the window, and UsageError where
+        no task has a sample of any length.
         """
         started = time.perf_counter()
         keys = [
@@ -91,108 +106,105 @@ class Grid:
             for task in request.tasks
             for variant in request.variants
         ]
-        outcome = Outcome([])
-        times = {"waiting_s": 0.0, "prefill_s": 0.0, "questions_s": 0.0, "answers_s": 0.0}
+        outcome = Outcome([]) if earlier is None else earlier
         with self._folder.locked():
             try:
-                for length in request.lengths:
-                    self._run_length(request, length, started, outcome, times)
+                works = self._works(request)
+                outcome.num_missing += sum(map(len, works.values()))
+                outcome.add_time("prompts_s", time.perf_counter() - started)
+                for length, own in works.items():
+                    self._run_length(request, length, own, started, outcome)
             except KeyboardInterrupt:
                 self._notice(Notice("interrupted; what was answered is stored for the next run"))
                 raise
-        outcome.cells = [cell for key in keys if (cell := self._folder.cell(key)).results]
-        outcome.times = times | {"total_s": time.perf_counter() - started}
-        if not outcome.cells and not outcome.num_missing:
-            raise UsageError("no task has a sample of these lengths; see the lines above")
+        outcome.cells += [cell for key in keys if (cell := self._folder.cell(key)).results]
+        outcome.add_time("total_s", time.perf_counter() - started)
+        if earlier is None:
+            outcome.check_found()
         return outcome
 
     def _run_length(
         self,
         request: Request,
         length: int,
+        works: Sequence[_Work],
         started: float,
         outcome: Outcome,
-        times: dict[str, float],
     ) -> None:
-        works = self._missing(request, length)
-        outcome.num_missing += len(works)
         if not works or (outcome.num_done and _is_late(request, started)):
             return
         runner = Runner(self._decoder, self._tokenizer, request.variants, length)
         run = self._run_record(request.command)
-        num_seen = 0
-        too_long: set[str] = set()
-        asked = time.perf_counter()
-        write_at = asked + _WRITE_INTERVAL_S
-        for work, prompt in self._prompts_ahead(works, length, request.seed):
-            times["waiting_s"] += time.perf_counter() - asked
-            num_seen += 1
-            if prompt is not None and work.task.name not in too_long:
-                try:
-                    said = runner.answers(prompt, work.variants)
-                except ContextError as error:
-                    too_long.add(work.task.name)
-                    self._notice(Notice(f"{work.task.name} at {length:,}: {error}"))
-                    said = {}
-                for variant, answers in said.items():
-                    key = self._key(work.task, length, variant, request.seed)
-                    self._folder.add(key, _result(prompt.sample, answers), run)
-                outcome.num_done += bool(said)
-            self._progress(Progress(f"evaluating at {length:,}", num_seen, len(works), "samples"))
-            asked = time.perf_counter()
-            if asked > write_at:
+        write_at = time.perf_counter() + _WRITE_INTERVAL_S
+        for number, work in enumerate(works, 1):
+            for variant, answers in runner.answers(work.prompt, work.variants).items():
+                key = self._key(work.task, length, variant, request.seed)
+                self._folder.add(key, _result(work.prompt.sample, answers), run)
+            outcome.num_done += 1
+            outcome.num_missing -= 1
+            self._progress(Progress(f"evaluating at {length:,}", number, len(works), "samples"))
+            began = time.perf_counter()
+            if began > write_at:
                 self._folder.write()
-                began, asked = asked, time.perf_counter()
-                write_at = asked + max(_WRITE_INTERVAL_S, _WORK_PER_WRITE * (asked - began))
+                now = time.perf_counter()
+                write_at = now + max(_WRITE_INTERVAL_S, _WORK_PER_WRITE * (now - began))
             if _is_late(request, started):
                 break
         self._folder.write()
-        outcome.num_missing -= num_seen
         for name in ("prefill_s", "questions_s", "answers_s"):
-            times[name] += getattr(runner.times, name)
+            outcome.add_time(name, getattr(runner.times, name))
 
-    def _missing(self, request: Request, length: int) -> list[_Work]:
-        works = []
-        for number in range(request.num_samples):
-            for task in request.tasks:
-                variants = tuple(
-                    variant
-                    for variant in request.variants
-                    if number not in self._cell(task, length, variant, request.seed).results
-                )
-                if variants:
-                    works.append(_Work(task, number, variants))
+    def _works(self, request: Request) -> dict[int, list[_Work]]:
+        """What is missing at each length, in the order of the work, with its prompt.
+
+        Raises ContextError where prompts with their answers do not fit the window.
+        """
+        missing = [
+            (length, number, task, variants)
+            for length in request.lengths
+            for number in range(request.num_samples)
+            for task in request.tasks
+            if (variants := self._missing(request, length, number, task))
+        ]
+        works: dict[int, list[_Work]] = {length: [] for length in request.lengths}
+        ended: set[tuple[str, int]] = set()
+        over: list[tuple[int, Prompt]] = []
+        for place, (length, number, task, variants) in enumerate(missing, 1):
+            if (task.name, length) not in ended:
+                num_tokens = length - self._prompts.overhead - ANSWER_ROOM
+                try:
+                    prompt = self._prompts.make(task.sample(number, num_tokens, request.seed))
+                except UsageError as error:
+                    ended.add((task.name, length))
+                    self._notice(Notice(f"{task.name} at {length:,}, sample {number}: {error}"))
+                else:
+                    works[length].append(_Work(task, prompt, variants))
+                    if prompt.num_rows > self._decoder.config.window:
+                        over.append((length, prompt))
+            self._progress(Progress("making samples", place, len(missing), "samples"))
+        if over:
+            raise ContextError(self._too_long(over))
         return works
 
-    def _prompts_ahead(
-        self, works: Sequence[_Work], length: int, seed: int
-    ) -> Iterator[tuple[_Work, Prompt | None]]:
-        """Each work's prompt, None where its task has no more; the next is made meanwhile.
+    def _too_long(self, over: Sequence[tuple[int, Prompt]]) -> str:
+        (length, prompt), *others = over
+        config = self._decoder.config
+        names = dict.fromkeys(other.sample.task for _, other in over)
+        also = f" (and {count_text(len(others), 'more sample')})" if others else ""
+        return (
+            f"sample {prompt.sample.number} of {prompt.sample.task} at {length:,} takes "
+            f"{prompt.num_rows:,} tokens with its answers{also}, but the window of {config.name} "
+            f"is {config.window:,}: choose smaller --lengths, or leave {', '.join(names)} out"
+        )
 
-        Only the thread that makes prompts encodes.
-        """
-        num_tokens = length - self._prompts.overhead - ANSWER_ROOM
-        ended: set[str] = set()
-
-        def make(work: _Work) -> Prompt | UsageError | None:
-            if work.task.name in ended:
-                return None
-            try:
-                return self._prompts.make(work.task.sample(work.number, num_tokens, seed))
-            except UsageError as error:
-                ended.add(work.task.name)
-                return error
-
-        with ThreadPoolExecutor(1, thread_name_prefix="prompts") as pool:
-            following = pool.submit(make, works[0])
-            for number, work in enumerate(works, 1):
-                made = following.result()
-                if number < len(works):
-                    following = pool.submit(make, works[number])
-                if isinstance(made, UsageError):
-                    name = work.task.name
-                    self._notice(Notice(f"{name} at {length:,}, sample {work.number}: {made}"))
-                yield work, made if isinstance(made, Prompt) else None
+    def _missing(
+        self, request: Request, length: int, number: int, task: Task
+    ) -> tuple[Variant, ...]:
+        return tuple(
+            variant
+            for variant in request.variants
+            if number not in self._cell(task, length, variant, request.seed).results
+        )
 
     def _cell(self, task: Task, length: int, variant: Variant, seed: int) -> Cell:
         return self._folder.cell(self._key(task, length, variant, seed))
@@ -211,6 +223,7 @@ class Grid:
             variant=variant.label,
             fields=variant.fields,
             budget=variant.budget,
+            context=self._context,
         )
 
     def _run_record(self, command: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from longread.evaluate import statistics
-from longread.evaluate.tables import Group
+from longread.evaluate.groups import Group
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -53,19 +53,13 @@ def depth_pictures(groups: Sequence[Group]) -> list[DepthPicture]:
                     variant,
                     tuple(group.length for group in own),
                     tuple(depths),
-                    tuple(tuple(_mean(group, variant, depth) for group in own) for depth in depths),
+                    tuple(
+                        tuple(statistics.mean(group.of_variant(variant), depth) for group in own)
+                        for depth in depths
+                    ),
                 )
             )
     return pictures
-
-
-def _mean(group: Group, variant: str, kind: str) -> float | None:
-    found = [
-        score
-        for cell in group.of_variant(variant)
-        for score in statistics.scores(cell, kind).values()
-    ]
-    return sum(found) / len(found) if found else None
 
 
 def plain_lines(picture: DepthPicture) -> list[str]:

@@ -11,8 +11,8 @@ from longread.disk import disk_errors_with
 from longread.errors import UsageError
 from longread.evaluate import statistics
 from longread.evaluate.cells import budget_order
+from longread.evaluate.groups import REFERENCE, Group
 from longread.evaluate.pictures import DepthPicture, depth_pictures
-from longread.evaluate.tables import REFERENCE, Group
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +66,7 @@ def _by_budget(group: Group) -> Figure:
     for number, (label, line) in enumerate(lines.items()):
         places, means, below, above = [], [], [], []
         for budget, variant in line:
-            mean = 100 * _mean_of_tasks(group, variant)
+            mean = _points(group, variant)
             change = statistics.difference(group.pairs(variant))
             places.append(budgets.index(budget) + _APART * (number - (len(lines) - 1) / 2))
             means.append(mean)
@@ -76,7 +76,7 @@ def _by_budget(group: Group) -> Figure:
         error = [[max(0.0, length) for length in side] for side in (below, above)]
         axes.errorbar(places, means, yerr=error, marker="o", capsize=3, label=label)
     if REFERENCE in group.variants:
-        level = 100 * _mean_of_tasks(group, REFERENCE)
+        level = _points(group, REFERENCE)
         axes.axhline(level, color="black", linestyle="--", label=REFERENCE)
     axes.set_xticks(range(len(budgets)), budgets)
     axes.set_xlabel("budget")
@@ -93,11 +93,11 @@ def _by_turn(group: Group, turns: Sequence[str]) -> Figure:
     for axes, budget in zip(panels, budgets or [""], strict=False):
         shown = [variant for variant in group.variants if _parts(variant)[1] in ("", budget)]
         for number, variant in enumerate(shown):
-            means = [_mean_of_tasks(group, variant, turn) for turn in turns]
+            means = [_points(group, variant, turn) for turn in turns]
             style = "k--" if variant == REFERENCE else "o-"
             apart = _APART * (number - (len(shown) - 1) / 2)
             places = [place + apart for place in range(len(turns))]
-            axes.plot(places, [100 * mean for mean in means], style, label=_parts(variant)[0])
+            axes.plot(places, means, style, label=_parts(variant)[0])
         axes.set_xticks(range(len(turns)), turns)
         axes.set_ylim(-5, 105)
         axes.set_ylabel("score")
@@ -149,11 +149,7 @@ def _parts(variant: str) -> tuple[str, str]:
     return label, budget
 
 
-def _mean_of_tasks(group: Group, variant: str, kind: str | None = None) -> float:
-    """The plain mean of the tasks' means; NaN where there are no samples of the kind."""
-    means = [
-        sum(found) / len(found)
-        for cell in group.of_variant(variant)
-        if (found := list(statistics.scores(cell, kind).values()))
-    ]
-    return sum(means) / len(means) if means else float("nan")
+def _points(group: Group, variant: str, kind: str | None = None) -> float:
+    """A variant's mean in points; NaN, which is not drawn, where there are no samples."""
+    mean = statistics.mean(group.of_variant(variant), kind)
+    return float("nan") if mean is None else 100 * mean

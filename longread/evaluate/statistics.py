@@ -51,6 +51,15 @@ def scores(cell: Cell, kind: str | None = None) -> dict[int, float]:
     return found
 
 
+def mean(cells: Iterable[Cell], kind: str | None = None) -> float | None:
+    """The mean of the cells' means, so that a task counts once however many samples it has.
+
+    None where no cell has a sample; of one kind of question where it is given.
+    """
+    means = [sum(own.values()) / len(own) for cell in cells if (own := scores(cell, kind))]
+    return sum(means) / len(means) if means else None
+
+
 def kinds(cells: Iterable[Cell]) -> list[str]:
     """The kinds of question in the cells, numbers in them in numerical order."""
     found = {kind for cell in cells for result in cell.results.values() for kind in result.kinds}

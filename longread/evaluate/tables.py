@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from longread.evaluate import statistics
-from longread.evaluate.cells import RESULTS_VERSION, Cell, CellKey, budget_order
+from longread.evaluate.cells import Cell
+from longread.evaluate.groups import REFERENCE, Group
 from longread.evaluate.statistics import Interval
-from longread.evaluate.tasks import GROUPS, family_of
-from longread.plain_text import count_text
 
-REFERENCE = "dense"
 _NONE = "-"
 
 
@@ -33,90 +31,6 @@ class Table:
         lines = [self.head, ["---"] * len(self.head), *self.rows]
         escaped = ["| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines]
         return "\n".join([f"### {self.title}", "", *escaped, ""])
-
-
-@dataclass(frozen=True)
-class Group:
-    """Cells of one family, model, length and seed, side by side; none is without samples."""
-
-    family: str  # tasks that have a mean together, or a task by itself
-    model: str
-    length: int
-    seed: int
-    results_version: int
-    tasks: tuple[str, ...]
-    variants: tuple[str, ...]  # by name, dense first
-    cells: dict[tuple[str, str], Cell]  # by task and variant
-
-    @property
-    def title(self) -> str:
-        """What the cells have in common."""
-        length = count_text(self.length, "token")
-        family = self.family
-        if 1 < len(self.tasks) < len(GROUPS.get(family, ())):
-            family = f"{len(self.tasks)} of {len(GROUPS[family])} tasks of {family}"
-        old = self.results_version != RESULTS_VERSION
-        version = f", results version {self.results_version}" if old else ""
-        return f"{family} at {length}, {self.model}, seed {self.seed}{version}"
-
-    def of_variant(self, variant: str) -> list[Cell]:
-        """A variant's cells in the order of the tasks."""
-        return [cell for task in self.tasks if (cell := self.cells.get((task, variant)))]
-
-    def pairs(self, variant: str, task: str | None = None) -> list[tuple[Cell, Cell]]:
-        """A variant's cells, of one task or all, beside dense's; none for dense itself."""
-        return [
-            (cell, reference)
-            for cell in self.of_variant(variant)
-            if variant != REFERENCE
-            and (task is None or cell.key.task == task)
-            and (reference := self.cells.get((cell.key.task, REFERENCE)))
-        ]
-
-
-def groups(cells: Sequence[Cell]) -> list[Group]:
-    """The groups; models, families and tasks in the order of the cells, lengths ascending."""
-    found: dict[tuple[object, ...], list[Cell]] = {}
-    for cell in cells:
-        if cell.results:
-            found.setdefault(_shared(cell.key), []).append(cell)
-    models = list(dict.fromkeys(cell.key.model for cell in cells))
-    families = list(dict.fromkeys(family_of(cell.key.task) for cell in cells))
-    made = []
-    for own in found.values():
-        key = own[0].key
-        labels = list(dict.fromkeys(cell.key.variant for cell in own))
-        ordered = sorted(
-            {cell.key.name: cell.key for cell in own}.values(),
-            key=lambda k: (k.name != REFERENCE, labels.index(k.variant), budget_order(k.budget)),
-        )
-        made.append(
-            Group(
-                family_of(key.task),
-                key.model,
-                key.length,
-                key.seed,
-                key.results_version,
-                tuple(dict.fromkeys(cell.key.task for cell in own)),
-                tuple(key.name for key in ordered),
-                {(cell.key.task, cell.key.name): cell for cell in own},
-            )
-        )
-    return sorted(
-        made,
-        key=lambda group: (
-            models.index(group.model),
-            families.index(group.family),
-            group.length,
-            group.seed,
-            group.results_version,
-        ),
-    )
-
-
-def _shared(key: CellKey) -> tuple[object, ...]:
-    identities = (key.results_version, key.model_identity, key.prompt_identity, key.dtype)
-    return (family_of(key.task), key.model, *identities, key.length, key.seed)
 
 
 def score_table(group: Group) -> Table:
@@ -174,7 +88,16 @@ def measure_table(group: Group, task: str) -> Table | None:
                 found.setdefault(name, {}).setdefault(variant, []).append(value)
     if not found:
         return None
-    rows = tuple((n, *(_points(by.get(v, [])) for v in group.variants)) for n, by in found.items())
+    rows = tuple(
+        (
+            name,
+            *(
+                _points(sum(values) / len(values), len(values)) if values else _NONE
+                for values in (of_variants.get(variant, []) for variant in group.variants)
+            ),
+        )
+        for name, of_variants in found.items()
+    )
     title = group.title if len(group.tasks) == 1 else f"{group.title}: {task}"
     return Table(f"{title}: along the answers (n)", ("measure", *group.variants), rows)
 
@@ -222,10 +145,9 @@ def summary(group: Group) -> dict[str, object]:
 
     def figures(cell: Cell, kind: str | None = None) -> dict[str, object]:
         pairs = group.pairs(cell.key.name, cell.key.task)
-        found = list(statistics.scores(cell, kind).values())
         return {
-            "n": len(found),
-            "mean": sum(found) / len(found),
+            "n": len(statistics.scores(cell, kind)),
+            "mean": statistics.mean([cell], kind),
             "difference": _record(statistics.difference(pairs, kind)),
         }
 
@@ -242,7 +164,7 @@ def summary(group: Group) -> dict[str, object]:
         "variants": [
             {
                 "variant": variant,
-                "mean": _mean_score(group.of_variant(variant)),
+                "mean": statistics.mean(group.of_variant(variant)),
                 "difference": _record(statistics.difference(group.pairs(variant))),
                 "tasks": {cell.key.task: of_task(cell) for cell in group.of_variant(variant)},
             }
@@ -262,22 +184,19 @@ def _record(interval: Interval | None) -> dict[str, float] | None:
     }
 
 
-def _mean_score(cells: Sequence[Cell]) -> float:
-    return sum(cell.mean for cell in cells) / len(cells)
-
-
 def _score(cell: Cell | None, kind: str | None = None) -> str:
-    found = list(statistics.scores(cell, kind).values()) if cell is not None else []
-    return _points(found)
+    if cell is None:
+        return _NONE
+    return _points(statistics.mean([cell], kind), len(statistics.scores(cell, kind)))
 
 
-def _points(values: Sequence[float]) -> str:
-    return f"{100 * sum(values) / len(values):.1f} ({len(values)})" if values else _NONE
+def _points(mean: float | None, num: int) -> str:
+    return _NONE if mean is None else f"{100 * mean:.1f} ({num})"
 
 
 def _mean(group: Group, variant: str) -> str:
     cells = group.of_variant(variant)
-    text = f"{100 * _mean_score(cells):.1f} ({sum(len(cell.results) for cell in cells)})"
+    text = _points(statistics.mean(cells), sum(len(cell.results) for cell in cells))
     missing = len(cells) < len(group.tasks)
     return f"{text}, {len(cells)} of {len(group.tasks)} tasks" if missing else text
 

@@ -124,7 +124,10 @@ def _groups(
     alike, and with the first of these all that choose none.
     """
     groups: dict[object, tuple[list[int], list[KernelPlan]]] = {}
-    plans = [decoder.captured.plan(cache, policy) for policy in policies]
+    plans = [
+        None if decoder.is_past_window else decoder.captured.plan(cache, policy)
+        for policy in policies
+    ]
     kinds = [_kind(plan) for plan in plans if plan is not None and plan.index is not None]
     together = next((kind for kind in kinds if not kind[1]), None)
     for place, plan in enumerate(plans):
