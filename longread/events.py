@@ -67,7 +67,10 @@ class Text:
 
 @dataclass(frozen=True)
 class Citation:
-    """A passage that the answer's tokens attended to; `quote` stands in the document."""
+    """A passage that the answer's tokens attended to; `quote` stands in the document.
+
+    Citations are in the order of what the question and its answer add to the attention.
+    """
 
     document: str
     page: int  # page number from 1
@@ -78,7 +81,7 @@ class Citation:
 
 @dataclass(frozen=True)
 class Passage:
-    """One of the most selected passages of an answer."""
+    """One of the passages that an answer attended to most; in the order of citations."""
 
     document: str
     page: int
@@ -87,6 +90,7 @@ class Passage:
     mass: float  # share of the attention mass on the document, 0 to 1
     head_share: float  # share of (layer, KV head) pairs that selected a row of it
     layer_share: float  # share of layers in which some head selected a row of it
+    marks: tuple[tuple[int, int], ...] = ()  # the words of `text` that drew the most, [start, end)
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,7 @@ class Selection:
     fraction_kept: float  # rows attended / rows cached, mean over steps, layers and KV heads
     passages: tuple[Passage, ...] = ()
     strip: tuple[float, ...] = ()  # attention mass in equal slices of the documents, sums to 1
+    heads: tuple[tuple[float, ...], ...] = ()  # [layers][kv_heads]: share of it on the citations
 
 
 @dataclass(frozen=True)
@@ -136,6 +141,7 @@ class Answer:
     selection: Selection
     timings: Timings
     truncated: bool  # the documents were cut to fit, by --truncate
+    supported: bool = True  # False where no passage stands out from what an empty question reads
 
 
 Event = Progress | Notice | Opened | Text | Answer

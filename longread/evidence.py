@@ -1,10 +1,11 @@
 """From attention to passages: what an answer looked at, with page and quote.
 
 What counts is the attention of the question's last token, which begins the answer, and of each
-answer token on the rows selected for it.
+answer token on the rows selected for it, less what a question without words looks at: that takes
+off what draws attention in every text. `longread eval sources` measures it (docs/quality.md).
 
-Owns the ranking of passages by attention mass; never looks at the model's words, so a quote always
-stands in the document.
+Owns the ranking of passages; never looks at the model's words, so a quote always stands in the
+document.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ import torch
 from torch import Tensor
 
 from longread.document import document_text
-from longread.events import Citation, Passage
+from longread.events import Citation, Passage, Selection
+from longread.policies import Policy
 from longread.prompt import DocumentPrompt
 from longread.trace import Trace
 
+MIN_SUPPORT = 0.04
+_WORD = re.compile(r"\S+")
 _SENTENCE_END = re.compile(r"[.!?;:][\"'”’)\]]*\s+|\n\s*\n")
 _MIN_PASSAGE_CHARS = 40
 _MAX_PASSAGE_CHARS = 400
 _MIN_CITATION_SHARE = 0.2  # of the best passage's score
+_MIN_MARK_SHARE = 0.5  # of the most attended word of a passage
 
 
 @dataclass(frozen=True)
@@ -41,65 +46,106 @@ class Span:
 class Evidence:
     """The passages of one prompt, ranked by what one answer attended to."""
 
-    def __init__(self, trace: Trace, prompt: DocumentPrompt) -> None:
+    def __init__(self, trace: Trace, prompt: DocumentPrompt, blank: Tensor) -> None:
+        """blank: the `row_mass` of a question without words, of one token."""
         self._prompt = prompt
         self._trace = trace
         self._spans = cut_passages(prompt)
-        self._row_mass = _row_mass(trace.mass)
-        inside = torch.zeros_like(self._row_mass)
-        for start, end in prompt.document_spans:
-            inside[start:end] = 1.0
-        self._row_mass *= inside
-        self._row_mass /= self._row_mass.sum().clamp(min=1e-12)
-        cumulative = torch.cat((self._row_mass.new_zeros(1), self._row_mass.cumsum(0)))
+        rows = row_mass(trace.mass, prompt) / (1 + trace.num_steps)
+        self._row_lifts = (rows - blank) / blank.sum().clamp(min=1e-12)
+        self._row_shares = rows / rows.sum().clamp(min=1e-12)
         starts = torch.tensor([span.token_start for span in self._spans], dtype=torch.int64)
         ends = torch.tensor([span.token_end for span in self._spans], dtype=torch.int64)
-        self._scores = cumulative[ends] - cumulative[starts]  # [passages], float64 on the CPU
+        self._lifts = _sums(self._row_lifts, starts, ends)  # [passages], float64 on the CPU
+        self._shares = _sums(self._row_shares, starts, ends)
+
+    @property
+    def support(self) -> float:
+        """How much attention the best passage adds, over what all documents have without words."""
+        return float(self._lifts.max()) if self._spans else 0.0
+
+    @property
+    def supported(self) -> bool:
+        """Whether some passage stands out."""
+        return self.support >= MIN_SUPPORT
+
+    def sources(self, limit: int = 3) -> list[Span]:
+        """The passages that citations name, best first."""
+        best = self._best(limit)
+        least = float(self._lifts[best[0]]) * _MIN_CITATION_SHARE if best else 0.0
+        return [
+            self._spans[i]
+            for place, i in enumerate(best)
+            if not place or float(self._lifts[i]) >= least > 0
+        ]
 
     def citations(self, limit: int = 3) -> tuple[Citation, ...]:
         """The best passages, at most one of each sentence, best first."""
-        best = self._best(limit)
-        least = best[0][1] * _MIN_CITATION_SHARE if best else 0.0
         return tuple(
-            Citation(*self._place(span), quote=self._text(span), score=score)
-            for span, score in best
-            if score >= least
+            Citation(*self._place(span), quote=self._text(span), score=self._share(span))
+            for span in self.sources(limit)
         )
 
     def passages(self, limit: int = 10) -> tuple[Passage, ...]:
-        """The most selected passages with the share of heads and layers that chose a row of it."""
+        """The best passages with the share of heads and layers that chose a row of each."""
         found = []
-        for span, score in self._best(limit):
+        for span in (self._spans[i] for i in self._best(limit)):
             chosen = self._trace.selected[:, :, span.token_start : span.token_end].any(dim=-1)
             found.append(
                 Passage(
                     *self._place(span),
                     text=self._text(span),
-                    mass=score,
+                    mass=self._share(span),
                     head_share=float(chosen.float().mean()),
                     layer_share=float(chosen.any(dim=1).float().mean()),
+                    marks=self._marks(span),
                 )
             )
         return tuple(found)
 
+    def heads(self, limit: int = 3) -> tuple[tuple[float, ...], ...]:
+        """For each layer and KV head the share of its attention on the documents in `sources`."""
+        mass, spans = self._trace.mass, self.sources(limit)
+        if not spans:
+            return ()
+        found, whole = torch.zeros_like(mass[..., 0]), torch.zeros_like(mass[..., 0])
+        for span in spans:
+            found += mass[..., span.token_start : span.token_end].sum(dim=-1)
+        for start, end in self._prompt.document_spans:
+            whole += mass[..., start:end].sum(dim=-1)
+        return tuple(tuple(layer) for layer in (found / whole.clamp(min=1e-12)).tolist())
+
+    def selection(self, name: str, policy: Policy) -> Selection:
+        """What the policy of that name kept, over all steps of the answer."""
+        return Selection(
+            policy=name,
+            vote=getattr(policy, "vote", None),
+            index=getattr(policy, "index", None),
+            budget=getattr(policy, "budget", None),
+            fraction_kept=self._trace.fraction_kept,
+            passages=self.passages(),
+            strip=self.strip(),
+            heads=self.heads(),
+        )
+
     def strip(self, num_slices: int = 240) -> tuple[float, ...]:
         """Attention mass in equal slices of the documents' tokens, in their order; sums to 1."""
-        rows = torch.cat([self._row_mass[start:end] for start, end in self._prompt.document_spans])
+        spans = self._prompt.document_spans
+        rows = torch.cat([self._row_shares[start:end] for start, end in spans])
         if rows.numel() == 0:
             return ()
         edges = torch.linspace(0, rows.numel(), min(num_slices, rows.numel()) + 1).long()
-        cumulative = torch.cat((rows.new_zeros(1), rows.cumsum(0)))
-        return tuple((cumulative[edges[1:]] - cumulative[edges[:-1]]).tolist())
+        return tuple(_sums(rows, edges[:-1], edges[1:]).tolist())
 
-    def _best(self, limit: int) -> list[tuple[Span, float]]:
+    def _best(self, limit: int) -> list[int]:
+        """Places in `_spans` of what was attended to at all."""
         if not self._spans:
             return []
-        scores, order = self._scores.topk(min(limit, len(self._spans)))
-        return [
-            (self._spans[i], score)
-            for i, score in zip(order.tolist(), scores.tolist(), strict=True)
-            if score > 0
-        ]
+        order = self._lifts.topk(min(limit, len(self._spans))).indices
+        return [i for i in order.tolist() if self._shares[i] > 0]
+
+    def _share(self, span: Span) -> float:
+        return float(self._row_shares[span.token_start : span.token_end].sum())
 
     def _place(self, span: Span) -> tuple[str, int, str | None]:
         document = self._prompt.documents[span.document_idx].document
@@ -110,10 +156,47 @@ class Evidence:
         document = self._prompt.documents[span.document_idx].document
         return " ".join(document_text(document)[span.char_start : span.char_end].split())
 
+    def _marks(self, span: Span) -> tuple[tuple[int, int], ...]:
+        """The words of `_text` whose tokens drew the most."""
+        tokenized = self._prompt.documents[span.document_idx]
+        text = document_text(tokenized.document)
+        words = [
+            (match.start(), match.end())
+            for match in _WORD.finditer(text, span.char_start, span.char_end)
+        ]
+        first_row = self._prompt.document_spans[span.document_idx][0]
+        own = slice(span.token_start - first_row, span.token_end - first_row)
+        lifts = self._row_lifts[span.token_start : span.token_end].tolist()
+        drawn = [0.0] * len(words)
+        bounds = zip(tokenized.char_starts[own], tokenized.char_ends[own], lifts, strict=True)
+        for start, end, lift in bounds:
+            for number, (word_start, word_end) in enumerate(words):
+                if start < word_end and end > word_start:
+                    drawn[number] += lift
+        least = max(drawn, default=0.0) * _MIN_MARK_SHARE
+        marks, at = [], 0
+        for (start, end), lift in zip(words, drawn, strict=True):
+            if lift > 0 and lift >= least:
+                marks.append((at, at + end - start))
+            at += end - start + 1
+        return tuple(marks)
 
-def _row_mass(mass: Tensor) -> Tensor:
-    """One weight for each document row, [S] float64 on the CPU. mass: [L, H_kv, S]."""
-    return mass.double().sum(dim=(0, 1)).cpu()
+
+def row_mass(mass: Tensor, prompt: DocumentPrompt) -> Tensor:
+    """Attention on each row of the documents over all heads, [S] float64 on the CPU; 0 elsewhere.
+
+    mass: [L, H_kv, S].
+    """
+    rows = mass.sum(dim=(0, 1), dtype=torch.float64).cpu()
+    inside = torch.zeros_like(rows)
+    for start, end in prompt.document_spans:
+        inside[start:end] = 1.0
+    return rows * inside
+
+
+def _sums(rows: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
+    cumulative = torch.cat((rows.new_zeros(1), rows.cumsum(0)))
+    return cumulative[ends] - cumulative[starts]
 
 
 def cut_passages(prompt: DocumentPrompt) -> list[Span]:

@@ -236,8 +236,9 @@ def _strings(values: Sequence[object]) -> tuple[str, ...]:
 
 def _answer_from(record: dict[str, Any]) -> Answer:
     selection = dict(record["selection"])
-    selection["passages"] = tuple(Passage(**passage) for passage in selection["passages"])
+    selection["passages"] = tuple(map(_passage_from, selection["passages"]))
     selection["strip"] = tuple(selection["strip"])
+    selection["heads"] = tuple(map(tuple, selection.get("heads", ())))
     fields = dict(record)
     fields["citations"] = tuple(Citation(**citation) for citation in record["citations"])
     fields["usage"] = Usage(**record["usage"])
@@ -248,6 +249,10 @@ def _answer_from(record: dict[str, Any]) -> Answer:
     if not isinstance(answer.text, str):
         raise TypeError("an answer's text must be text")
     return answer
+
+
+def _passage_from(record: dict[str, Any]) -> Passage:
+    return Passage(**(record | {"marks": tuple(map(tuple, record.get("marks", ())))}))
 
 
 def _store_error(what: str, path: Path, error: OSError) -> StoreError:

@@ -1,17 +1,21 @@
-"""Reading again, for the policies that need the queries of the documents or of another text.
+"""Reading again: for the policies that need the queries of the documents or of another text, and
+for evidence, which compares an answer with a question that has no words.
 
 Owns that the cache comes out as it went in; what is made of the queries is the policies' matter.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from longread.cache import KVCache
 from longread.model import Decoder
-from longread.policies import Policy
+from longread.policies import Dense, Policy
+from longread.trace import Trace
 
 _CHUNK_TOKENS = 2048
 
@@ -63,3 +67,19 @@ class DocumentRereader:
         cache = self.decoder.new_cache(token_ids.shape[0])
         observer.prepare(cache)
         self.decoder.extend(token_ids, cache, observer)
+
+
+def blank_mass(decoder: Decoder, cache: KVCache, token_ids: Sequence[int]) -> Tensor:
+    """What the last of `token_ids`, an empty question, attends to on the cache's rows.
+
+    All rows are read, whatever the policy of the answers. Returns [L, H_kv, S] fp32; the cache
+    comes out as it went in.
+    """
+    num_rows, config = cache.length, decoder.config
+    shape = (config.num_hidden_layers, config.num_key_value_heads, num_rows)
+    trace = Trace(*shape, device=decoder.device)
+    try:
+        decoder.extend(torch.tensor(token_ids), cache, Dense(), trace)
+    finally:
+        cache.truncate(num_rows)
+    return trace.mass

@@ -50,10 +50,9 @@ def cache_record(cache: CacheUse) -> dict[str, object]:
 def _answer(question: str, answer: Answer, with_selected: bool) -> dict[str, object]:
     selection = dataclasses.asdict(answer.selection)
     passages = selection.pop("passages")
-    strip = selection.pop("strip")
+    strip, heads = selection.pop("strip"), selection.pop("heads")
     if with_selected:
-        selection["passages"] = list(passages)
-        selection["strip"] = list(strip)
+        selection |= {"passages": list(passages), "strip": list(strip), "heads": list(heads)}
     return {
         "question": question,
         "answer": answer.text,
@@ -63,6 +62,7 @@ def _answer(question: str, answer: Answer, with_selected: bool) -> dict[str, obj
         "selection": selection,
         "timings": dataclasses.asdict(answer.timings),
         "model": answer.model,
+        "supported": answer.supported,
         "truncated": answer.truncated,
         "interrupted": answer.finish_reason == "interrupted",
         "finish_reason": answer.finish_reason,

@@ -20,11 +20,10 @@ from longread.events import (
     Notice,
     Opened,
     PasswordFn,
-    Selection,
     Timings,
     Usage,
 )
-from longread.evidence import Evidence
+from longread.evidence import Evidence, row_mass
 from longread.heat import Reading
 from longread.history import Turn as PastTurn
 from longread.history import answer_settings
@@ -40,7 +39,7 @@ from longread.model import Decoder
 from longread.policies import Turn
 from longread.prompt import ChatFormat, DocumentPrompt, question_ids
 from longread.reply import Reply, generate
-from longread.reread import DocumentRereader
+from longread.reread import DocumentRereader, blank_mass
 from longread.sampling import Sampler, SamplingParams
 from longread.store import Store
 from longread.tokenizer import Tokenizer
@@ -131,7 +130,7 @@ class Session:
 
     def _answer(self, trace: Trace, reply: Reply, start: int, started: float) -> Answer:
         ended = time.perf_counter()
-        evidence = Evidence(trace, self._prompt)
+        evidence = Evidence(trace, self._prompt, self._blank)
         num_document_rows = len(self._prompt.token_ids)
         return Answer(
             text="".join(reply.pieces).strip(),
@@ -145,7 +144,7 @@ class Session:
                 answer_tokens=len(reply.ids),
             ),
             cache=self._cache_use,
-            selection=self._selection(trace, evidence),
+            selection=evidence.selection(self._settings.policy, self._policy),
             timings=Timings(
                 open_s=self._open_s,
                 prefill_s=self._prefill_s,
@@ -154,6 +153,7 @@ class Session:
                 total_s=ended - started,
             ),
             truncated=self._truncated,
+            supported=evidence.supported or not reply.ids,
         )
 
     def undo(self) -> bool:
@@ -260,8 +260,10 @@ class Session:
         )
         ended = time.perf_counter()
         self._prefill_s = 0.0 if self._cache_use.hit else ended - prefill_started
-        self._open_s = ended - started
         self.documents = tuple(map(document_info, self._prompt.documents))
+        mass = blank_mass(self._decoder, self._cache, self._ids_of("", first=True))
+        self._blank = row_mass(mass, self._prompt)
+        self._open_s = time.perf_counter() - started
         self.reading = Reading(self._prompt, self._tokenizer, self._config)
         return Opened(self.documents, self._cache_use)
 
@@ -272,8 +274,10 @@ class Session:
     def _question_ids(self, question: str) -> list[int]:
         if not question.strip():
             raise UsageError("the question is empty")
+        return self._ids_of(question, first=not self.turns)
+
+    def _ids_of(self, question: str, *, first: bool) -> list[int]:
         names = [info.name for info in self.documents]
-        first = not self.turns
         return question_ids(self._tokenizer, self._chat, question, names, first)
 
     def _new_trace(self) -> Trace:
@@ -283,17 +287,6 @@ class Session:
             len(self._prompt.token_ids),
             device=self._decoder.device,
             keep_steps=self._keep_steps,
-        )
-
-    def _selection(self, trace: Trace, evidence: Evidence) -> Selection:
-        return Selection(
-            policy=self._settings.policy,
-            vote=getattr(self._policy, "vote", None),
-            index=getattr(self._policy, "index", None),
-            budget=getattr(self._policy, "budget", None),
-            fraction_kept=trace.fraction_kept,
-            passages=evidence.passages(),
-            strip=evidence.strip(),
         )
 
 

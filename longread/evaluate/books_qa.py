@@ -98,6 +98,10 @@ class BooksQA:
                 ) from error
         return books
 
+    def num_samples(self, num_tokens: int) -> int:
+        """How many there are of a length."""
+        return sum(len(self._pieces(book, num_tokens)) for book in self._books)
+
     def sample(self, number: int, num_tokens: int, seed: int) -> Sample:
         pieces = [piece for book in self._books for piece in self._pieces(book, num_tokens)]
         if not pieces:
@@ -138,7 +142,7 @@ class BooksQA:
             right = question["answers"]
             if self.counterfactual:
                 right = [question["counterfactual"]["new_answer"]]
-            answerable.append((first, last, _asked(question["question"], right)))
+            answerable.append((first, last, _asked(question["question"], right, evidence)))
         return _Book(
             found,
             [self.materials.count_tokens(unit) for unit in found],
@@ -201,7 +205,7 @@ class BooksQA:
         return max(self.materials.count_tokens(question.text) for question in questions)
 
 
-def _asked(text: str, answers: list[str]) -> Question:
+def _asked(text: str, answers: list[str], evidence: str) -> Question:
     if not (answers and isinstance(answers, list)):
         raise TypeError("answers are a list")
     others = [
@@ -210,7 +214,7 @@ def _asked(text: str, answers: list[str]) -> Question:
         for words, other in OTHER_WORDS.items()
     ]
     forms = tuple(dict.fromkeys([*answers, *others]))
-    return Question(text, forms, "words", MAX_TOKENS, kind="answerable")
+    return Question(text, forms, "words", MAX_TOKENS, kind="answerable", evidence=evidence)
 
 
 TASKS: dict[str, Callable[[Materials], Task]] = {

@@ -21,8 +21,9 @@ class Question:
     """One question of a sample, as the model is asked it.
 
     scoring: a name of SCORINGS; answer_prefix: what the answer is made to begin with; kind: what
-    the figures of a task are counted apart by, where it has several kinds of question; measure:
-    further figures of an answer, from 0 to 1, by name.
+    the figures of a task are counted apart by, where it has several kinds of question; evidence:
+    the passage of the document that answers, where a task knows it; measure: further figures of an
+    answer, from 0 to 1, by name.
     """
 
     text: str
@@ -31,6 +32,7 @@ class Question:
     max_tokens: int = 32
     answer_prefix: str = ""
     kind: str = ""
+    evidence: str = ""
     measure: Callable[[str], dict[str, float]] | None = field(
         default=None, compare=False, repr=False
     )
