@@ -5,11 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
+from longread_kernels import dispatch as ops
+from longread_kernels import reference_gathered
 from torch import Tensor
 
-from longread.bench import prefill
+from longread.bench import prefill, selected
+from longread.bench.shapes import SHAPES
 from longread.errors import LongreadError
+from longread.model import Decoder
+from longread.weights import load_config, load_weights
 
 REFERENCE = torch.linspace(-3.0, 3.0, 1000)
 
@@ -57,3 +63,82 @@ def test_logits_farther_from_float32_than_hugging_faces_are_refused(
 ) -> None:
     with pytest.raises(LongreadError, match="nothing is reported"):
         _run(monkeypatch, {"longread": _off_by(0.04, 1), "huggingface": _off_by(0.03, 2)})
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("bench")
+    return tiny.convert(tiny.save_hf_folder(root / "hf", "qwen2"), root / "models")
+
+
+@torch.inference_mode()
+def test_what_is_timed_by_selection_reads_by_selection(
+    converted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logits = {
+        (contender, num_tokens): prefill._child(
+            str(converted), "cpu", "float32", num_tokens, contender
+        )
+        for num_tokens in (100, 6000)
+        for contender in ("longread", "select")
+        if (contender, num_tokens) != ("longread", 6000)  # which the window does not hold
+    }
+    assert '"contender": "select", "num_tokens": 6000' in capsys.readouterr().out
+    torch.testing.assert_close(logits["select", 100], logits["longread", 100], rtol=1e-3, atol=1e-3)
+    assert logits["select", 6000].isfinite().all()
+
+
+def test_ways_to_read_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def child(
+        model: str, device: str, dtype: str, num_tokens: int, contender: str, out: Path
+    ) -> tuple[prefill.PrefillRun, Tensor]:
+        return prefill.PrefillRun(contender, num_tokens, 1.0, 1), REFERENCE
+
+    monkeypatch.setattr(prefill, "_run_child", child)
+    runs = prefill.run_contexts("model", "cpu", "bfloat16", 10, 2, ("dense", "select"))
+    assert [run.contender for run in runs] == ["dense", "select", "select", "dense"]
+
+
+@pytest.fixture
+def checked(converted: Path, monkeypatch: pytest.MonkeyPatch) -> Decoder:
+    """A decoder whose kernels the interpreter runs, on few rows."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(ops, "on_triton", lambda x: True)
+    sizes = {"NUM_TOKENS": 24, "NUM_ROWS": 90, "NUM_CHOSEN": 30, "FIRST": 4, "LOCAL": 8}
+    for name, size in sizes.items():
+        monkeypatch.setattr(selected, f"_{name}", size)
+    weights = load_weights(converted, device="cpu", dtype=torch.float16)
+    config = load_config(converted)
+    return Decoder(config, weights, torch.device("cpu"), torch.float16, past_window=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are compiled for the GPU")
+def test_kernels_are_compared_before_they_are_timed(checked: Decoder) -> None:
+    found = selected.check_kernels(checked)
+    assert len(found) == 6 and max(found.values()) < 0.01
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are compiled for the GPU")
+def test_a_wrong_kernel_is_not_timed(checked: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*inputs: Tensor | float) -> Tensor:
+        return reference_gathered.attend_listed_ref(*inputs) * 1.02  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ops, "attend_listed", wrong)
+    with pytest.raises(LongreadError, match="attention of a chunk: .* nothing is timed"):
+        selected.check_kernels(checked)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", ("qwen2.5-0.5b", "llama3-8b", "qwen3-4b"))
+def test_kernels_of_each_shape_on_a_gpu(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bf16, over as many rows as a chunk chooses from in earnest."""
+    monkeypatch.setattr(selected, "_NUM_ROWS", 131_072)
+    device = torch.device("cuda")
+    config = SHAPES[shape]
+    weights = {
+        "embed_tokens": torch.empty(0),
+        "norm": torch.empty(0),
+        "inv_freq": 1.0 / 1e6 ** (torch.arange(0, config.head_dim, 2) / config.head_dim),
+    }
+    decoder = Decoder(config, weights, device, torch.bfloat16, past_window=True)
+    assert len(selected.check_kernels(decoder)) == 6

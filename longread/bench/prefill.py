@@ -1,9 +1,11 @@
-"""Prefill beside Hugging Face's: same weights, dtype, tokens and machine, each in its own process.
+"""Prefill beside Hugging Face's, or by selection beside dense: same weights, dtype, tokens and
+machine, each in its own process.
 
 Both contenders are started in turn, several times; each reports its own wall time and its peak
 resident memory. A run whose last logits differ from Hugging Face's by over 2 % relative RMS in
 bfloat16 (0.01 % in float32) is not reported, unless they are as near to Hugging Face's in float32
-as its own are: random tokens make some models differ from themselves by more than that.
+as its own are: random tokens make some models differ from themselves by more than that. What a
+prefill by selection computes is no other's: there each kernel is compared with its torch twin.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from longread.bench.selected import check_kernels
 from longread.bench.shapes import load_model
 from longread.device import choose_device, choose_dtype
 from longread.errors import LongreadError
@@ -30,6 +33,8 @@ from longread.policies import Dense
 from longread.weights import ModelConfig
 
 CONTENDERS = ("longread", "huggingface")
+CONTEXTS = ("dense", "select")
+_WARM_UP = {"select": 12_288}  # until each kernel has met its longest row of splits
 _AS_NEAR = 1.1  # our distance from float32's logits over Hugging Face's, at most
 _TOLERANCE = {torch.bfloat16: 0.02, torch.float32: 1e-4}
 
@@ -76,6 +81,27 @@ def run(
                     f"{theirs:.2%}: nothing is reported"
                 )
     return runs, difference
+
+
+def run_contexts(
+    model: str,
+    device: str,
+    dtype: str,
+    num_tokens: int,
+    repeats: int,
+    contexts: Sequence[str] = CONTEXTS,
+) -> list[PrefillRun]:
+    """Time our own ways to read in turn, `repeats` times, as `run` does.
+
+    Raises LongreadError where a kernel's result is not that of its torch twin.
+    """
+    runs = []
+    with tempfile.TemporaryDirectory(prefix="longread-bench-") as directory:
+        out = Path(directory) / "logits.pt"
+        for repeat in range(repeats):
+            for context in contexts[:: 1 if repeat % 2 == 0 else -1]:
+                runs.append(_run_child(model, device, dtype, num_tokens, context, out)[0])
+    return runs
 
 
 def _run_child(
@@ -169,8 +195,11 @@ def _child(name: str, device: str, dtype: str, num_tokens: int, contender: str) 
     config, weights = load_model(name, torch_device, torch_dtype)
     generator = torch.Generator().manual_seed(0)
     token_ids = torch.randint(0, config.vocab_size, (num_tokens,), generator=generator)
-    if contender == "longread":
-        decoder = Decoder(config, weights, torch_device, torch_dtype)
+    if contender != "huggingface":
+        selects = contender == "select"
+        decoder = Decoder(config, weights, torch_device, torch_dtype, past_window=selects)
+        if selects:
+            check_kernels(decoder)
         cache = decoder.new_cache(num_tokens)
 
         def prefill(ids: Tensor) -> None:
@@ -193,7 +222,7 @@ def _child(name: str, device: str, dtype: str, num_tokens: int, contender: str) 
         def last_logits() -> Tensor:
             return logits[-1]
 
-    prefill(token_ids[:64])
+    prefill(token_ids[: _WARM_UP.get(contender, 64)])
     _synchronize(torch_device)
     started = time.perf_counter()
     prefill(token_ids)

@@ -25,6 +25,7 @@ def _shape(
     vocab: int,
     rope_theta: float,
     tied: bool = False,
+    head_dim: int = 128,
 ) -> ModelConfig:
     return ModelConfig(
         family=family,
@@ -34,7 +35,7 @@ def _shape(
         intermediate_size=intermediate,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=128,
+        head_dim=head_dim,
         vocab_size=vocab,
         rms_norm_eps=1e-6,
         window=_WINDOW,
@@ -51,7 +52,7 @@ def _shape(
 
 
 # From the models' config.json files on the Hugging Face hub: meta-llama/Meta-Llama-3-8B,
-# Qwen/Qwen2.5-7B-Instruct, Qwen/Qwen3-4B, Qwen/Qwen2.5-Coder-1.5B-Instruct.
+# Qwen/Qwen2.5-7B-Instruct, Qwen/Qwen3-4B, Qwen/Qwen2.5-Coder-1.5B-Instruct and -0.5B-Instruct.
 SHAPES = {
     shape.name: shape
     for shape in (
@@ -59,6 +60,7 @@ SHAPES = {
         _shape("qwen2.5-7b", "qwen2", 28, 3584, 18944, 28, 4, 152064, 1e6),
         _shape("qwen3-4b", "qwen3", 36, 2560, 9728, 32, 8, 151936, 1e6, tied=True),
         _shape("qwen2.5-1.5b", "qwen2", 28, 1536, 8960, 12, 2, 151936, 1e6, tied=True),
+        _shape("qwen2.5-0.5b", "qwen2", 24, 896, 4864, 14, 2, 151936, 1e6, tied=True, head_dim=64),
     )
 }
 

@@ -69,6 +69,10 @@ def bench_prefill(
     num_tokens: Annotated[
         int, typer.Option("--tokens", metavar="N", min=2, help="Length of the prompt.")
     ] = 4096,
+    contexts: Annotated[
+        str,
+        typer.Option("--context", metavar="MODES", help="Such as select,dense: side by side."),
+    ] = "",
     repeats: Repeats = 3,
     model: options.Model = None,
     device: options.Device = None,
@@ -83,25 +87,33 @@ def bench_prefill(
 
     from longread.bench import prefill
     from longread.commands.run import Run, table_lines
+    from longread.errors import UsageError
     from longread.plain_text import size_text
 
     run = Run.start(ctx)
     settings = run.settings
-    model_name = model_or_shape(run)
-    runs, difference = prefill.run(model_name, settings.device, settings.dtype, num_tokens, repeats)
+    contenders = tuple(contexts.split(",")) if contexts else prefill.CONTENDERS
+    if contexts and not set(contenders) <= set(prefill.CONTEXTS):
+        raise UsageError(f"--context takes {' and '.join(prefill.CONTEXTS)}, not {contexts!r}")
+    job = (model_or_shape(run), settings.device, settings.dtype, num_tokens, repeats)
+    if contexts:
+        runs, difference = prefill.run_contexts(*job, contenders), None
+    else:
+        runs, difference = prefill.run(*job)
     rows, rates = [], {}
-    for contender in prefill.CONTENDERS:
+    for contender in contenders:
         mine = [timed for timed in runs if timed.contender == contender]
-        rates[contender] = median(timed.num_tokens / timed.prefill_s for timed in mine)
+        seconds = median(timed.prefill_s for timed in mine)
+        rates[contender] = num_tokens / seconds
         peak = size_text(max(timed.peak_bytes for timed in mine))
-        rows.append((contender, f"{rates[contender]:,.0f}", peak))
-    for line in table_lines(("contender", "tokens/s", "peak"), rows, "tokens/s peak"):
+        rows.append((contender, f"{seconds:.2f}", f"{rates[contender]:,.0f}", peak))
+    for line in table_lines(("contender", "s", "tokens/s", "peak"), rows, "s tokens/s peak"):
         run.screen.print(line)
     record = {
         "model": settings.model,
         "num_tokens": num_tokens,
         "tokens_per_s": rates,
-        "ratio": rates[prefill.CONTENDERS[0]] / rates[prefill.CONTENDERS[1]],
+        "ratio": rates[contenders[0]] / rates[contenders[-1]],
         "logits_relative_rms": difference,
         "runs": [dataclasses.asdict(timed) for timed in runs],
     }

@@ -1,0 +1,75 @@
+"""The kernels of a prefill by selection beside their torch twins, on random rows."""
+
+from __future__ import annotations
+
+import torch
+from longread_kernels import dispatch as ops
+from longread_kernels import reference_gathered as twins
+from torch import Tensor
+
+from longread.errors import LongreadError
+from longread.model import Decoder
+
+_NUM_TOKENS = 512
+_NUM_ROWS = 8192  # before them
+_NUM_CHOSEN = 2048
+_FIRST, _LOCAL = 128, 512
+_NUM_VOTERS = 8
+_TOLERANCE = 0.01  # relative RMS, of two-byte floats
+
+
+@torch.inference_mode()
+def check_kernels(decoder: Decoder) -> dict[str, float]:
+    """Each op's distance from its twin in float32, relative RMS; {} where the twins themselves run.
+
+    Raises LongreadError over 1 %.
+    """
+    config, device = decoder.config, decoder.device
+    num_kv_heads, head_dim = config.num_key_value_heads, config.head_dim
+    generator = torch.Generator(device).manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        values = torch.empty(shape, device=device, dtype=decoder.dtype)
+        return values.normal_(generator=generator)
+
+    q = random(_NUM_TOKENS, config.num_attention_heads, head_dim)
+    if not ops.on_triton(q):
+        return {}
+    k, v = random(2, num_kv_heads, _NUM_ROWS + _NUM_TOKENS, head_dim)
+    cos, sin = decoder.network.rope_rows(0, _NUM_ROWS)
+    edge, scale = (cos[_LOCAL : _LOCAL + 1], sin[_LOCAL : _LOCAL + 1]), head_dim**-0.5
+    voters = ops.mean_queries(q, _NUM_VOTERS, num_kv_heads, *edge)
+    voted = k[:, _FIRST : _NUM_ROWS - _LOCAL]
+    votes = ops.soft_votes(voters, voted, scale)
+    rows = ops.list_rows(votes, _NUM_CHOSEN, _FIRST, _NUM_ROWS + _NUM_TOKENS)
+    best = twins.list_rows_ref(votes, _NUM_CHOSEN, _FIRST, _NUM_ROWS + _NUM_TOKENS)
+    chosen, best = (
+        votes.gather(1, listed[:, _FIRST : _FIRST + _NUM_CHOSEN].long() - _FIRST)
+        for listed in (rows, best)
+    )
+    wide_q, wide_k, wide_v = q.float(), k.float(), v.float()
+    one, one_shares = ops.attend_placed(q[-1], k, v, rows, cos, sin, scale)
+    expected_one, expected_shares = twins.attend_placed_ref(
+        wide_q[-1], wide_k, wide_v, rows, cos, sin, scale
+    )
+    pairs = {
+        "mean queries": (voters, twins.mean_queries_ref(wide_q, _NUM_VOTERS, num_kv_heads, *edge)),
+        "votes": (votes, twins.soft_votes_ref(voters, voted, scale)),
+        "chosen votes": (chosen.sort(dim=1).values, best.sort(dim=1).values),
+        "attention of a chunk": (
+            ops.attend_listed(q, k, v, rows, cos, sin, scale),
+            twins.attend_listed_ref(wide_q, wide_k, wide_v, rows, cos, sin, scale),
+        ),
+        "attention of a token": (one, expected_one),
+        "shares of a token": (one_shares, expected_shares),
+    }
+    found = {}
+    for name, (ours, reference) in pairs.items():
+        difference = float((ours.float() - reference).norm() / reference.norm())
+        if not difference <= _TOLERANCE:
+            raise LongreadError(
+                f"{name}: the kernel differs from torch by {difference:.2%} relative RMS: "
+                "nothing is timed"
+            )
+        found[name] = difference
+    return found
