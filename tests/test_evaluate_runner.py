@@ -10,6 +10,7 @@ from longread_kernels import dispatch as ops
 
 from longread.config import Settings
 from longread.errors import ContextError, UsageError
+from longread.evaluate import grid
 from longread.evaluate.cells import CellFolder, read_cells
 from longread.evaluate.grid import Grid, Outcome, Request
 from longread.evaluate.runner import Prompts, Runner, Said
@@ -237,8 +238,8 @@ class Made:
 def _run(model: Model, folder: Path, request: Request) -> tuple[Outcome, list[Event]]:
     events: list[Event] = []
     cells = CellFolder(folder)
-    grid = Grid(model.decoder, model.tokenizer, model.chat, cells, events.append, events.append)
-    return grid.run(request), events
+    rest = (model.tokenizer, model.chat, cells, events.append, events.append)
+    return Grid(model.decoder, *rest).run(request), events
 
 
 def _files(folder: Path) -> dict[str, str]:
@@ -293,6 +294,39 @@ def test_a_share_counts_from_a_short_document_itself(model: Model) -> None:
         assert policy.budget == -(-num_rows // 10)  # type: ignore[attr-defined]
         budgets.append(policy.budget)  # type: ignore[attr-defined]
     assert budgets[0] < budgets[1] < budgets[2] == LENGTH // 10
+
+
+def test_long_answers_are_set_beside_denses_whichever_run_gave_it(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid, "COMPARED", ("made",))
+    policies = "dense,tokenselect,snapkv"
+    outcome, _ = _run(model, tmp_path / "whole", _request(model, policies, 2))
+    dense = outcome.cells[0]
+    assert dense.key.policy == "dense" and not dense.results[0].places
+    encode = model.tokenizer.encode
+    places = []
+    for cell in outcome.cells[1:]:
+        for number, own in cell.results.items():
+            if cell.key.task == "talk":
+                assert own.places == ()
+                continue
+            answers = zip(own.answers, dense.results[number].answers, strict=True)
+            assert len(own.places) == len(QUESTIONS)
+            for place, (answer, reference) in zip(own.places, answers, strict=True):
+                places.append(place)
+                assert (place is None) == (answer == reference)
+                if place is not None:
+                    ids, others = encode(answer), encode(reference)
+                    assert ids[: place.token] == others[: place.token]
+                    assert ids[place.token :][:1] != others[place.token :][:1]
+    assert None in places and len(set(places)) > 2
+    _run(model, tmp_path / "parts", _request(model, "snapkv,tokenselect", 2))
+    (cell, *_) = read_cells([tmp_path / "parts"])
+    assert not cell.results[0].places
+    again, _ = _run(model, tmp_path / "parts", _request(model, policies, 2))
+    assert [cell.to_json() for cell in again.cells] == [c.to_json() for c in outcome.cells]
+    assert _files(tmp_path / "parts") == _files(tmp_path / "whole")
 
 
 @pytest.mark.weights

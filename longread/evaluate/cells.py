@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -63,11 +63,20 @@ class CellKey:
         return f"{self.label} {self.budget}".rstrip()
 
 
+class Place(NamedTuple):
+    """A place in an answer: the tokens before it, and its line, counted from 1."""
+
+    token: int
+    line: int
+
+
 @dataclass(frozen=True)
 class Result:
     """One sample of a cell: a score, an answer and a kind for each question.
 
     Rows are those of one KV head in the mean over layers, summed over the steps of all answers.
+    places: where each answer first differs from dense's, None where it does not; empty where that
+    was not looked for (divergence.py).
     """
 
     number: int
@@ -77,6 +86,7 @@ class Result:
     rows_read: float
     rows_cached: int
     measures: tuple[tuple[str, float], ...] = ()
+    places: tuple[Place | None, ...] = ()
 
     @property
     def score(self) -> float:
@@ -113,6 +123,7 @@ class Cell:
                 "answers": result.answers,
                 "rows": [round(result.rows_read, 1), result.rows_cached],
                 **({"measures": dict(result.measures)} if result.measures else {}),
+                **({"differs": result.places} if result.places else {}),
             }
             for _, result in sorted(self.results.items())
         ]
@@ -151,6 +162,7 @@ class Cell:
                 rows_read,
                 rows_cached,
                 tuple(sample.get("measures", {}).items()),
+                tuple(place and Place(*place) for place in sample.get("differs", [])),
             )
         return cls(key, list(record["runs"]), results)
 
@@ -195,6 +207,10 @@ class CellFolder:
         cell.results[result.number] = result
         if run not in cell.runs:
             cell.runs.append(run)
+        self.changed(key)
+
+    def changed(self, key: CellKey) -> None:
+        """Have `write` write a cell that was changed in its place."""
         self._changed.add(self._path(key))
 
     def write(self) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from longread import __version__
 from longread.errors import ContextError, UsageError
 from longread.evaluate.cells import Cell, CellFolder, CellKey, Result
+from longread.evaluate.divergence import compare
 from longread.evaluate.runner import Prompt, Prompts, Runner, Said
 from longread.evaluate.task import ANSWER_ROOM, Question, Sample, Task
+from longread.evaluate.tasks import COMPARED
 from longread.evaluate.variants import Variant
 from longread.events import Notice, NoticeFn, Progress, ProgressFn
 from longread.model import Decoder
@@ -114,6 +116,7 @@ class Grid:
                 outcome.add_time("prompts_s", time.perf_counter() - started)
                 for length, own in works.items():
                     self._run_length(request, length, own, started, outcome)
+                self._compare(keys)
             except KeyboardInterrupt:
                 self._notice(Notice("interrupted; what was answered is stored for the next run"))
                 raise
@@ -153,6 +156,18 @@ class Grid:
         self._folder.write()
         for name in ("prefill_s", "questions_s", "answers_s"):
             outcome.add_time(name, getattr(runner.times, name))
+
+    def _compare(self, keys: Sequence[CellKey]) -> None:
+        """Tell of long answers where they leave dense's, which an earlier run may have given."""
+        for key in keys:
+            if key.task not in COMPARED or key.policy == "dense":
+                continue
+            dense = replace(key, policy="dense", variant="dense", fields=(), budget="")
+            for reference in (dense, replace(dense, context="dense")):
+                own, theirs = self._folder.cell(key), self._folder.cell(reference)
+                if compare(own, theirs, self._tokenizer.encode):
+                    self._folder.changed(key)
+        self._folder.write()
 
     def _works(self, request: Request) -> dict[int, list[_Work]]:
         """What is missing at each length, in the order of the work, with its prompt.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from longread.evaluate.cells import RESULTS_VERSION, Cell, CellKey, budget_order
 from longread.evaluate.tasks import GROUPS, family_of
@@ -41,14 +41,20 @@ class Group:
         return [cell for task in self.tasks if (cell := self.cells.get((task, variant)))]
 
     def pairs(self, variant: str, task: str | None = None) -> list[tuple[Cell, Cell]]:
-        """A variant's cells, of one task or all, beside dense's; none for dense itself."""
+        """A variant's cells, of one task or all, beside dense's; none for dense itself.
+
+        Dense's is the cell that was read in the same way, or else the one that was read densely.
+        """
         return [
             (cell, reference)
             for cell in self.of_variant(variant)
-            if variant != REFERENCE
-            and (task is None or cell.key.task == task)
-            and (reference := self.cells.get((cell.key.task, REFERENCE)))
+            if (task is None or cell.key.task == task) and (reference := self._reference(cell.key))
         ]
+
+    def _reference(self, key: CellKey) -> Cell | None:
+        names = (replace(key, variant=REFERENCE, budget="").name, REFERENCE)
+        found = (self.cells.get((key.task, name)) for name in names)
+        return next((cell for cell in found if cell and key.variant != REFERENCE), None)
 
 
 def groups(cells: Sequence[Cell]) -> list[Group]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from longread.evaluate import statistics
+from longread.evaluate import divergence, statistics
 from longread.evaluate.cells import Cell
 from longread.evaluate.groups import REFERENCE, Group
 from longread.evaluate.statistics import Interval
@@ -102,6 +102,21 @@ def measure_table(group: Group, task: str) -> Table | None:
     return Table(f"{title}: along the answers (n)", ("measure", *group.variants), rows)
 
 
+def divergence_table(group: Group, task: str) -> Table | None:
+    """Where a task's answers leave dense's; None where that was not looked for."""
+    cells = {name: group.cells.get((task, name)) for name in group.variants}
+    compared = {
+        name: cell
+        for name, cell in cells.items()
+        if cell and any(result.places for result in cell.results.values())
+    }
+    if not compared:
+        return None
+    title = group.title if len(group.tasks) == 1 else f"{group.title}: {task}"
+    rows = divergence.rows(list(compared.values()))
+    return Table(f"{title}: where answers leave {REFERENCE}'s", ("", *compared), tuple(rows))
+
+
 def _others(
     title: str,
     corner: str,
@@ -123,8 +138,8 @@ def tables(group: Group) -> list[Table]:
     if differences is not None:
         found.append(differences)
     for task in group.tasks:
-        measures = measure_table(group, task)
-        found += kind_tables(group, task) + ([measures] if measures else [])
+        further = (measure_table(group, task), divergence_table(group, task))
+        found += [*kind_tables(group, task), *(table for table in further if table)]
     return found
 
 
@@ -154,7 +169,10 @@ def summary(group: Group) -> dict[str, object]:
     def of_task(cell: Cell) -> dict[str, object]:
         kinds = statistics.kinds([cell])
         apart = {"kinds": {kind: figures(cell, kind) for kind in kinds}} if kinds else {}
-        return {**figures(cell), "fraction_read": cell.fraction_read, **apart}
+        references = [other for _, other in group.pairs(cell.key.name, cell.key.task)]
+        places = divergence.records(cell, *references)
+        further = {"first_differences": places} if places else {}
+        return {**figures(cell), "fraction_read": cell.fraction_read, **apart, **further}
 
     return {
         "family": group.family,

@@ -35,6 +35,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     },
 }
 IN_NOVELS = ("needles", "follow_ups", "coreference_far", "long_answers")  # they read when asked
+COMPARED = tuple(long_answers.TASKS)  # answers that are set beside dense's token by token
 ALL = "all"  # but LongBench's, whose files a user brings
 
 
