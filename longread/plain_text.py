@@ -12,6 +12,7 @@ import re
 # (what follows them on the line would show in another order than it stands).
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+NO_SUPPORT = "no passage stands out as the source of this answer"
 HEADING_MARK = "§"  # begins the label of a place that has a heading and no page
 
 

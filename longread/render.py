@@ -18,14 +18,20 @@ from longread.events import (
     Event,
     Notice,
     Opened,
-    Passage,
     Progress,
     Selection,
     Text,
 )
-from longread.plain_text import clean, count_text, one_line, place_text, size_text
+from longread.plain_text import (
+    NO_SUPPORT,
+    clean,
+    count_text,
+    one_line,
+    place_text,
+    size_text,
+)
 from longread.progress import BarProgress, NoProgress, PlainProgress, ProgressView
-from longread.strip import draw, page_ticks, tick_line
+from longread.selection_view import head_lines, selection_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -144,7 +150,7 @@ class Screen:
             self.note(line)
 
     def ending(self, answer: Answer) -> None:
-        """Say where an answer is not whole; as a warning, --quiet keeps it."""
+        """Say where an answer is not whole or not supported; as a warning, --quiet keeps it."""
         if answer.finish_reason == "interrupted":
             self.notice(Notice("interrupted; the answer is not complete"))
         elif answer.finish_reason == "length":
@@ -152,12 +158,24 @@ class Screen:
             self.notice(
                 Notice(f"the answer was cut at {number} (--max-tokens, or the model's window)")
             )
+        if not answer.supported:
+            self.notice(Notice(f"{NO_SUPPORT}: check it"))
 
-    def selected(self, selection: Selection, documents: Sequence[DocumentInfo]) -> None:
-        """Write the most selected passages and the strip; asked for, so --quiet keeps it."""
+    def selected(
+        self,
+        selection: Selection,
+        documents: Sequence[DocumentInfo],
+        *,
+        heads: bool = False,
+    ) -> None:
+        """Write the best passages, the strip and with `heads` the table of layers and KV heads.
+
+        It was asked for, so --quiet keeps it.
+        """
         width = self._width()
-        for line in selection_lines(selection, documents, width, cut=self.err.isatty()):
-            self._err_line(line, "dim")
+        lines = selection_lines(selection, documents, width, cut=self.err.isatty())
+        for line in [*lines, *(head_lines(selection, width) if heads else [])]:
+            self._err_line(line.text, "dim", line.marks)
 
     def _width(self) -> int:
         try:
@@ -165,7 +183,8 @@ class Screen:
         except (OSError, ValueError, AttributeError):
             return PIPE_WIDTH
 
-    def _err_line(self, line: str, style: str) -> None:
+    def _err_line(self, line: str, style: str, marks: Sequence[tuple[int, int, str]] = ()) -> None:
+        """Write a line. marks: where other styles are; its text must be clean then."""
         safe = clean(line)
         if not self.err.isatty():
             # A log that is full or gone is no reason to lose the answer.
@@ -177,7 +196,10 @@ class Screen:
         from rich.text import Text as StyledText
 
         self._console = self._console or Console(file=self.err, highlight=False)
-        self._console.print(StyledText(safe, style=style), soft_wrap=True)
+        styled = StyledText(safe, style=style)
+        for start, end, own in marks:
+            styled.stylize(f"not dim {own}", start, end)
+        self._console.print(styled, soft_wrap=True)
 
 
 def _progress_view(err: TextIO) -> ProgressView:
@@ -203,51 +225,6 @@ def source_lines(citations: Iterable[Citation], *, full: bool = False) -> list[s
 def page_text(page: int, label: str | None) -> str:
     """Return `p. 12`, with the label where the document prints another, or `§ Heading`."""
     return place_text(page, label)
-
-
-def selection_lines(
-    selection: Selection, documents: Sequence[DocumentInfo], width: int, *, cut: bool
-) -> list[str]:
-    """Return the report of --show-selected; `cut` fits the passages into `width` columns."""
-    lines = [_selection_head(selection)]
-    if selection.passages:
-        rows = [_passage_cells(passage, len(documents) > 1) for passage in selection.passages]
-        cells = [("page", "heads", "layers", "mass"), *rows]
-        widths = [max(len(row[column]) for row in cells) for column in range(4)]
-        texts = ["text", *(one_line(passage.text) for passage in selection.passages)]
-        room = max(10, width - sum(widths) - 8)
-        for row, text in zip(cells, texts, strict=True):
-            place = row[0].ljust(widths[0])
-            figures = [row[column].rjust(widths[column]) for column in (1, 2, 3)]
-            shown = one_line(text, room) if cut else text
-            lines.append("  ".join([place, *figures, shown]))
-    if selection.strip:
-        strip = draw(selection.strip, width)
-        lines.append(strip)
-        lines.append(tick_line(page_ticks(documents, len(strip)), len(strip)))
-        if len(documents) > 1:
-            named = [f"#{number} {info.name}" for number, info in enumerate(documents, 1)]
-            lines.append("; ".join(named))
-    return lines
-
-
-def _selection_head(selection: Selection) -> str:
-    words = [f"policy {selection.policy}"]
-    if selection.vote:
-        words.append(f"vote {selection.vote}")
-    if selection.index:
-        words.append(f"index {selection.index}")
-    if selection.budget is not None:
-        words.append(f"budget {count_text(selection.budget, 'token')} per KV head")
-    return f"Selected: {', '.join(words)}; {selection.fraction_kept:.1%} of the cached rows read"
-
-
-def _passage_cells(passage: Passage, with_document: bool) -> tuple[str, str, str, str]:
-    where = page_text(passage.page, passage.page_label)
-    if with_document:
-        where = f"{passage.document}, {where}"
-    heads, layers = f"{passage.head_share:.0%}", f"{passage.layer_share:.0%}"
-    return one_line(where), heads, layers, f"{passage.mass:.1%}"
 
 
 def opened_line(opened: Opened) -> str:

@@ -14,7 +14,7 @@ from longread.config import POLICY_NAMES, Settings, parse_budget
 from longread.conversation import Conversation
 from longread.errors import LongreadError, UsageError
 from longread.events import Answer
-from longread.plain_text import one_line
+from longread.plain_text import NO_SUPPORT, one_line
 from longread.reading import find_page
 from longread.render import Screen, source_lines
 from longread.report import report_path, write_report
@@ -61,12 +61,14 @@ class Repl:
         *,
         interactive: bool,
         show_selected: bool = False,
+        verbose: bool = False,
     ) -> None:
         self._conversation = conversation
         self._screen = screen
         self._read_line = read_line
         self._interactive = interactive
         self._show_selected = show_selected
+        self._verbose = verbose
         self._exit_code = 0
         # /report comes after the answer that it is about.
         conversation.session.reading.follows_tokens = True
@@ -120,10 +122,12 @@ class Repl:
             case "/policy":
                 self._policy(argument)
             case "/selected":
-                self._screen.selected(self._last().selection, self._conversation.session.documents)
+                self._selected(self._last())
             case "/sources":
                 for line in source_lines(self._last().citations, full=True):
                     self._screen.tell(line)
+                if not self._last().supported:
+                    self._screen.tell(f"Mind: {NO_SUPPORT}.")
             case "/page":
                 self._page(argument)
             case "/retry":
@@ -146,8 +150,12 @@ class Repl:
         self._screen.ending(answer)
         self._screen.sources(answer)
         if self._show_selected:
-            self._screen.selected(answer.selection, self._conversation.session.documents)
+            self._selected(answer)
         self._conversation.keep()
+
+    def _selected(self, answer: Answer) -> None:
+        documents = self._conversation.session.documents
+        self._screen.selected(answer.selection, documents, heads=self._verbose)
 
     def _last(self) -> Answer:
         turns = self._conversation.session.turns

@@ -19,7 +19,7 @@ import numpy as np
 
 from longread import __version__
 from longread.events import Answer
-from longread.plain_text import clean, count_text, place_text
+from longread.plain_text import NO_SUPPORT, clean, count_text, place_text
 from longread.reading import Heat, ReadDocument, ReadPage, find_quote
 
 MARK = b'<meta name="generator" content="longread'  # tells our files from others
@@ -121,7 +121,8 @@ def _sources(answer: Answer, documents: Sequence[ReadDocument]) -> str:
         )
     if not rows:
         return '<p class="hint">None: the answer rests on no passage of the text.</p>'
-    return f'<ol class="sources">{"".join(rows)}</ol>'
+    doubt = "" if answer.supported else f'<p class="hint">Mind: {NO_SUPPORT}.</p>'
+    return f'{doubt}<ol class="sources">{"".join(rows)}</ol>'
 
 
 def _controls(heat: Heat) -> str:

@@ -11,7 +11,7 @@ from longread.errors import UsageError
 from longread.events import Answer
 from longread.history import SavedSession, Turn, session_record
 from longread.output_file import check_output, output_path, write_output
-from longread.plain_text import clean, count_text, json_text, place_text
+from longread.plain_text import NO_SUPPORT, clean, count_text, json_text, place_text
 
 FORMATS = ("md", "json")
 _MARKS = (b"\nDocuments:\n\n", b'"sha256s": ')  # tell our files from others
@@ -63,6 +63,8 @@ def _turn_lines(turn: Turn) -> list[str]:
     lines = ["", f"## {' '.join(turn.question.split())}", "", answer.text.strip()]
     if answer.finish_reason == "interrupted":
         lines += ["", "*(interrupted)*"]
+    if not answer.supported:
+        lines += ["", f"*({NO_SUPPORT})*"]
     if answer.citations:
         lines += ["", "Sources:", ""]
     for number, citation in enumerate(answer.citations, 1):

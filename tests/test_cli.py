@@ -215,6 +215,7 @@ def test_json(cli: Cli) -> None:
     assert record["model"] == "fake-model"
     assert record["finish_reason"] == "stop"
     assert record["truncated"] is False
+    assert record["supported"] is True
     assert record["interrupted"] is False
 
 
@@ -223,6 +224,7 @@ def test_json_with_selected(cli: Cli) -> None:
     selection = json.loads(result.out)["selection"]
     assert selection["passages"][0]["text"] == "the passage [bold]text[/bold]"
     assert selection["strip"] == [0.0, 0.1, 0.7, 0.2]
+    assert selection["heads"] == [] and selection["passages"][0]["marks"] == []
     assert "█" in result.err
 
 

@@ -51,6 +51,23 @@ def test_settings_of_a_turn_come_back_and_may_lack(tmp_path: Path) -> None:
     assert history.load(tmp_path, "book").turns[0].settings == {}
 
 
+def test_sessions_of_before_support_was_told_are_read(tmp_path: Path) -> None:
+    selection = make_answer("x").selection
+    passage = dataclasses.replace(selection.passages[0], marks=((0, 3), (4, 11)))
+    selection = dataclasses.replace(selection, passages=(passage,), heads=((0.5, 0.25),))
+    answer = dataclasses.replace(make_answer("x"), selection=selection, supported=False)
+    saved = dataclasses.replace(make_session(), turns=(Turn("When?", answer),))
+    path = history.save(tmp_path, saved)
+    assert history.load(tmp_path, "book") == saved
+    record = json.loads(path.read_text())
+    old = record["turns"][0]["answer"]
+    del old["supported"], old["selection"]["heads"], old["selection"]["passages"][0]["marks"]
+    path.write_text(json.dumps(record))
+    loaded = history.load(tmp_path, "book").turns[0].answer
+    assert loaded.supported
+    assert loaded.selection.heads == loaded.selection.passages[0].marks == ()
+
+
 def test_private(tmp_path: Path) -> None:
     directory = tmp_path / "sessions"
     directory.mkdir(mode=0o755)

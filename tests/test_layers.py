@@ -28,7 +28,7 @@ LAYERS = (
     "attention device network past_window sampling step_buffers trace",
     "evidence heat model captured decode_graph reread",
     "session reply context ingest live history",
-    "render progress strip schema conversation output_file transcript "
+    "render progress selection_view strip schema conversation output_file transcript "
     "report report_html report_pdf checkup bench evaluate",
     "repl line_input cli commands __main__",
 )

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
-from fake_session import CITATION, SELECTION, make_answer
+from fake_session import CITATION, make_answer
 
 from longread.events import Answer, CacheUse, DocumentInfo, Event, Notice, Opened, Progress, Text
-from longread.plain_text import clean, count_text, json_text, one_line, size_text
+from longread.plain_text import NO_SUPPORT, clean, count_text, json_text, one_line, size_text
 from longread.progress import PLAIN_INTERVAL_S, PlainProgress
-from longread.render import Screen, opened_line, selection_lines, source_lines
+from longread.render import Screen, opened_line, source_lines
 from longread.strip import BLOCKS, draw, page_ticks, resample, tick_line
 
 LONG = "a long line of words " * 20
@@ -203,6 +202,15 @@ def test_ctrl_c_outside_a_session_goes_on() -> None:
         make_screen()[0].show(events())
 
 
+def test_an_answer_without_support_is_marked_whatever_is_quiet() -> None:
+    screen, out, err = make_screen(quiet=True)
+    screen.ending(make_answer("x"))
+    assert err.getvalue() == ""
+    screen.ending(replace(make_answer("x"), supported=False))
+    assert err.getvalue() == f"longread: warning: {NO_SUPPORT}: check it\n"
+    assert out.getvalue() == ""
+
+
 def test_no_sources_says_so() -> None:
     assert source_lines([]) == ["Sources:  none: the answer rests on no passage of the document"]
 
@@ -212,32 +220,6 @@ def test_further_sources_are_aligned_and_labels_shown_where_they_differ() -> Non
     assert lines[1].startswith("          [2] book.txt")
     same = source_lines([type(CITATION)("b.txt", 3, "3", "x", 0.1)])
     assert same == ["Sources:  [1] b.txt, p. 3: “x”"]
-
-
-def test_selection_report() -> None:
-    documents = (DocumentInfo("book.txt", 12, 100),)
-    lines = selection_lines(SELECTION, documents, 80, cut=True)
-    assert lines[0] == (
-        "Selected: policy tokenselect, vote group, index int8, budget 20 tokens per KV head; "
-        "25.0% of the cached rows read"
-    )
-    assert re.split(r"  +", lines[1]) == ["page", "heads", "layers", "mass", "text"]
-    assert re.split(r"  +", lines[2]) == [
-        "p. 12 (label xii)",
-        "50%",
-        "100%",
-        "12.5%",
-        "the passage [bold]text[/bold]",
-    ]
-    assert lines[3] == "▁▂█▃"
-    assert lines[4] == "0%"
-
-
-def test_selection_of_several_documents_names_them() -> None:
-    documents = (DocumentInfo("a.txt", 2, 10), DocumentInfo("b.txt", 2, 30))
-    lines = selection_lines(SELECTION, documents, 80, cut=False)
-    assert lines[2].startswith("book.txt, p. 12")
-    assert lines[-1] == "#1 a.txt; #2 b.txt"
 
 
 @pytest.mark.parametrize("num_slices", [1, 7, 64, 100, 1000])

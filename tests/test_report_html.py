@@ -17,6 +17,7 @@ import pytest
 from fake_session import make_answer, make_document, make_heat
 
 from longread.events import Answer, Citation
+from longread.plain_text import NO_SUPPORT
 from longread.reading import Heat, ReadDocument, ReadPage, find_quote
 from longread.report_html import MARK, report_html
 
@@ -127,6 +128,14 @@ def test_an_answer_without_sources_says_so() -> None:
     assert "rests on no passage" in report
     assert "The answer is not complete." in report
     assert "<b data-t" not in report  # the heat's tokens are of another text
+
+
+def test_an_answer_without_support_is_marked() -> None:
+    document = make_document("book.txt")
+    assert NO_SUPPORT not in make_report(document)
+    report = make_report(document, answer=replace(make_answer("x"), supported=False))
+    assert report.count(NO_SUPPORT) == 1
+    assert 'href="#s1"' in report
 
 
 def test_nothing_is_fetched_and_no_other_script_may_run() -> None:

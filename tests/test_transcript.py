@@ -16,6 +16,7 @@ from longread.config import Settings
 from longread.errors import UsageError
 from longread.history import SavedSession, Turn, answer_settings
 from longread.output_file import check_output, output_path, write_output
+from longread.plain_text import NO_SUPPORT
 
 MARK = b"<!-- ours -->"
 
@@ -64,6 +65,17 @@ def test_json_holds_the_whole_session() -> None:
     assert record["turns"][1]["answer"]["text"] == "Because."
     assert record["turns"][1]["answer"]["citations"][0]["page"] == 12
     assert "\x1b" not in text
+
+
+def test_an_answer_without_support_is_marked_in_both() -> None:
+    session = make_session()
+    assert NO_SUPPORT not in transcript.export(session, "md")
+    doubtful = dataclasses.replace(session.turns[0].answer, supported=False)
+    turns = (dataclasses.replace(session.turns[0], answer=doubtful), session.turns[1])
+    session = dataclasses.replace(session, turns=turns)
+    assert transcript.export(session, "md").count(f"*({NO_SUPPORT})*") == 1
+    record = json.loads(transcript.export(session, "json"))
+    assert [turn["answer"]["supported"] for turn in record["turns"]] == [False, True]
 
 
 def test_other_formats_are_refused() -> None:

@@ -105,7 +105,7 @@ def ask(
         if not as_json:
             screen.sources(answer)
         if show_selected:
-            screen.selected(answer.selection, opened.documents)
+            screen.selected(answer.selection, opened.documents, heads=run.verbose)
         if target is not None:
             screen.note(f"longread: {write_report(target, conversation)}")
         if run.verbose:

@@ -73,6 +73,7 @@ def chat(
         reader,
         interactive=interactive,
         show_selected=show_selected,
+        verbose=run.verbose,
     )
     exit_code = repl.run()
     conversation.session.close()
