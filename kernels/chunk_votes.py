@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from longread_kernels.launch import shared_bytes
 from torch import Tensor
 
 _LOG2_E = 1.4426950408889634
@@ -127,7 +128,10 @@ def soft_votes(q: Tensor, k: Tensor, scale: float) -> Tensor:
     assert q.dtype == k.dtype and q.element_size() == 2 and num_rows > 0
     padded_dim = max(16, triton.next_power_of_2(head_dim))
     padded_queries = max(16, triton.next_power_of_2(num_queries))
-    block = 128 if padded_dim <= 128 else 64
+    block, num_stages = (128 if padded_dim <= 128 else 64), 3
+    # The keys of each stage, and the queries with what the sums over warps need.
+    while (block * num_stages + padded_queries) * padded_dim * 2 + (8 << 10) > shared_bytes(q):
+        block, num_stages = (block, 2) if num_stages > 2 else (block // 2, 2)
     num_splits = min(max(1, _PROGRAMS // num_kv_heads), _MOST_SPLITS, triton.cdiv(num_rows, block))
     stats = q.new_empty((num_kv_heads, num_splits, 2, padded_queries), dtype=torch.float32)
     votes = q.new_empty((num_kv_heads, num_rows), dtype=torch.float32)
@@ -143,7 +147,7 @@ def soft_votes(q: Tensor, k: Tensor, scale: float) -> Tensor:
         HEAD_DIM=padded_dim,
         BLOCK=block,
         num_warps=num_warps,
-        num_stages=3,
+        num_stages=num_stages,
     )
     votes_kernel[(num_kv_heads, num_splits)](
         q,
@@ -157,6 +161,6 @@ def soft_votes(q: Tensor, k: Tensor, scale: float) -> Tensor:
         BLOCK=block,
         SPLITS=triton.next_power_of_2(num_splits),
         num_warps=num_warps,
-        num_stages=3,
+        num_stages=num_stages,
     )
     return votes

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from longread_kernels.attend import merge_kernel
+from longread_kernels.launch import shared_bytes
 from longread_kernels.rotate import turned
 from longread_kernels.turn_rows import attend_turned, check_list
 from torch import Tensor
@@ -84,14 +85,14 @@ def attend_listed_kernel(
         places = start + tl.arange(0, BLOCK_N)
         place_inside = places < last
         rows = tl.load(list_ptr + places, mask=place_inside, other=0).to(tl.int64)[:, None]
-        inside = place_inside[:, None] & half_inside
-        cells = rows * 2 * half_dim + halves[None, :]
-        angles = places.to(tl.int64)[:, None] * half_dim + halves[None, :]
+        key_inside = place_inside[:, None] & half_inside
+        key_cells = rows * 2 * half_dim + halves[None, :]
+        key_angles = places.to(tl.int64)[:, None] * half_dim + halves[None, :]
         lower_k, upper_k = turned(
-            tl.load(k_ptr + cells, mask=inside, other=0.0),
-            tl.load(k_ptr + cells + half_dim, mask=inside, other=0.0),
-            tl.load(cos_ptr + angles, mask=inside, other=0.0),
-            tl.load(sin_ptr + angles, mask=inside, other=0.0),
+            tl.load(k_ptr + key_cells, mask=key_inside, other=0.0),
+            tl.load(k_ptr + key_cells + half_dim, mask=key_inside, other=0.0),
+            tl.load(cos_ptr + key_angles, mask=key_inside, other=0.0),
+            tl.load(sin_ptr + key_angles, mask=key_inside, other=0.0),
         )
         v = tl.load(
             v_ptr + rows * 2 * half_dim + columns[None, :],
@@ -151,7 +152,10 @@ def attend_turning(
     group_size = num_heads // num_sets
     half, padded_dim = _padded(head_dim)
     block_m = min(64, max(16, triton.next_power_of_2(num_tokens * group_size)))
-    block_n = 64 if padded_dim <= 128 else 32
+    block_n, num_stages = 64, 2
+    # Of each stage: keys, values, and cos and sin in fp32.
+    while block_n * padded_dim * 8 * num_stages + (4 << 10) > shared_bytes(q) and block_n > 16:
+        block_n //= 2
     num_blocks = triton.cdiv(num_tokens * group_size, block_m)
     room = max(1, _PROGRAMS // (num_sets * num_blocks))
     num_splits = min(room, _MOST_SPLITS, triton.cdiv(list_len, block_n))
@@ -190,7 +194,7 @@ def attend_turning(
         COUNTED=counts is not None,
         TRACED=traced,
         num_warps=4,
-        num_stages=2,
+        num_stages=num_stages,
     )
     out = torch.empty_like(q)
     merge_kernel[(num_lines,)](
