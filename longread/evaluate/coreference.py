@@ -49,6 +49,7 @@ class Coreference:
             "any",
             max_tokens=16,
             answer_prefix=f"{asked}:",
+            copied=name,
             measure=encode and (lambda said: {"name tokens": token_accuracy(said, name, encode)}),
         )
         room = num_tokens - count_tokens(question.text) - count_tokens(question.answer_prefix)

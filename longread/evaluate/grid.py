@@ -274,6 +274,7 @@ def _measures(pairs: Sequence[tuple[Question, Said]]) -> dict[str, float]:
     """Further figures of the sample's answers, each the mean over the questions that have it."""
     found: dict[str, list[float]] = {}
     for question, answer in pairs:
-        for name, value in (question.measure(answer.text) if question.measure else {}).items():
+        own = question.measure(answer.text) if question.measure else {}
+        for name, value in (own | answer.measures).items():
             found.setdefault(name, []).append(value)
     return {name: sum(values) / len(values) for name, values in found.items()}

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from longread.document import Document, Page
 from longread.errors import ContextError
+from longread.evaluate.coverage import coverage, rows_of
 from longread.evaluate.task import Question, Sample
 from longread.evaluate.together import Answer, Together, answer_together, room_for_branches
 from longread.evaluate.variants import Variant
@@ -34,11 +35,15 @@ _SPARE_ROWS = 4096  # for conversations and long answers; more make the cache gr
 
 @dataclass(frozen=True)
 class Prompt:
-    """A sample as token ids: document [S] int64, and of each question what is read with it."""
+    """A sample as token ids: document [S] int64, and of each question what is read with it.
+
+    copied: of each question the document's rows that its answer copies, if any.
+    """
 
     sample: Sample
     document: Tensor
     questions: tuple[tuple[int, ...], ...]
+    copied: tuple[range, ...]
 
     @property
     def num_rows(self) -> int:
@@ -56,6 +61,7 @@ class Said:
     text: str
     rows_read: float
     rows_cached: int
+    measures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -86,13 +92,14 @@ class Prompts:
         pages = (Page(0, None, sample.document),)
         document = Document(sample.task, "", "text", "", len(pages), pages, ())
         tokenized = tokenize_document(self._tokenizer, document)
-        token_ids = build_prompt(self._tokenizer, self._chat, [tokenized]).token_ids
+        prompt = build_prompt(self._tokenizer, self._chat, [tokenized])
         questions = []
         for number, question in enumerate(sample.questions):
             first = number == 0 or not sample.in_conversation
             ids = question_ids(self._tokenizer, self._chat, question.text, [sample.task], first)
             questions.append((*ids, *self._tokenizer.encode(question.answer_prefix)))
-        return Prompt(sample, torch.from_numpy(token_ids).long(), tuple(questions))
+        rows = tuple(rows_of(q.copied, sample.document, prompt) for q in sample.questions)
+        return Prompt(sample, torch.from_numpy(prompt.token_ids).long(), tuple(questions), rows)
 
 
 class Runner:
@@ -141,10 +148,20 @@ class Runner:
                 if place not in answers:
                     self._cache.truncate(num_rows)
                     answers[place] = self._answer(policy, logits, question)
-            for place, variant in enumerate(variants):
-                said[variant].append(self._said(answers[place]))
             self.times.answers_s += time.perf_counter() - started
+            covered = self._coverage(group, prompt, number)
+            for place, variant in enumerate(variants):
+                said[variant].append(self._said(answers[place], covered[place]))
         return said
+
+    def _coverage(self, group: Together, prompt: Prompt, number: int) -> list[dict[str, float]]:
+        text, rows = prompt.sample.questions[number].copied, prompt.copied[number]
+        if not text:
+            return [{} for _ in group.policies]
+        self._cache.truncate(len(prompt.document))
+        self._prepare(group, prompt, again=True)
+        ids = prompt.questions[number], self._tokenizer.encode(f" {text}")
+        return coverage(self._decoder, self._cache, group, *ids, rows)
 
     def _conversation(self, prompt: Prompt, variant: Variant) -> list[Said]:
         """One variant's answers, each question read after the answers before it."""
@@ -159,13 +176,13 @@ class Runner:
             started = time.perf_counter()
             answer = self._answer(policy, logits, question)
             self.times.answers_s += time.perf_counter() - started
-            said.append(self._said(answer))
+            said.append(self._said(answer, {}))
             pending = [*pending, *ids, *answer.ids][self._cache.length - start :]
         return said
 
-    def _said(self, answer: Answer) -> Said:
+    def _said(self, answer: Answer, measures: dict[str, float]) -> Said:
         text = self._tokenizer.decode(answer.ids).strip()
-        return Said(text, answer.rows_read, answer.rows_cached)
+        return Said(text, answer.rows_read, answer.rows_cached, measures)
 
     def _policy(self, variant: Variant, prompt: Prompt) -> Policy:
         """The variant's policy; a budget that is a share counts from the document's rows.

@@ -99,7 +99,7 @@ def measure_table(group: Group, task: str) -> Table | None:
         for name, of_variants in found.items()
     )
     title = group.title if len(group.tasks) == 1 else f"{group.title}: {task}"
-    return Table(f"{title}: along the answers (n)", ("measure", *group.variants), rows)
+    return Table(f"{title}: further figures (n)", ("measure", *group.variants), rows)
 
 
 def divergence_table(group: Group, task: str) -> Table | None:

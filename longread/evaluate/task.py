@@ -22,8 +22,9 @@ class Question:
 
     scoring: a name of SCORINGS; answer_prefix: what the answer is made to begin with; kind: what
     the figures of a task are counted apart by, where it has several kinds of question; evidence:
-    the passage of the document that answers, where a task knows it; measure: further figures of an
-    answer, from 0 to 1, by name.
+    the passage of the document that answers, where a task knows it; copied: a text of the document
+    that the answer must begin with, after a space, where it is told who reads it (coverage.py);
+    measure: further figures of an answer, from 0 to 1, by name.
     """
 
     text: str
@@ -33,6 +34,7 @@ class Question:
     answer_prefix: str = ""
     kind: str = ""
     evidence: str = ""
+    copied: str = ""
     measure: Callable[[str], dict[str, float]] | None = field(
         default=None, compare=False, repr=False
     )
