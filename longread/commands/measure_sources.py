@@ -65,16 +65,16 @@ def measure(
             "fields": [list(field) for field in variant.fields],
         }
         stored = source_results.SourceFile(out, key)
-        wanted = list(samples(task, length - overhead, num_samples, settings.seed))
-        for place, sample in enumerate(wanted):
+        num_wanted = min(num_samples, task.num_samples(length - overhead))
+        for place, sample in enumerate(samples(task, length - overhead, num_wanted, settings.seed)):
             if sample.number not in stored.samples:
                 if limit_s is not None and time.perf_counter() - started > limit_s:
                     num_missing += 1
                     continue
                 stored.add(sample.number, runner.ask(sample))
-            screen.progress(Progress(f"sources at {length:,}", place + 1, len(wanted), "samples"))
+            screen.progress(Progress(f"sources at {length:,}", place + 1, num_wanted, "samples"))
         screen.stop_progress()
-        numbers = [sample.number for sample in wanted if sample.number in stored.samples]
+        numbers = sorted(number for number in stored.samples if number < num_wanted)
         found = [one for number in numbers for one in stored.samples[number]]
         title = f"{config.name} at {length:,} tokens, {variant.name}, seed {settings.seed}"
         tables = (

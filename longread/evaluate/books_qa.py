@@ -98,6 +98,10 @@ class BooksQA:
                 ) from error
         return books
 
+    def answerable(self) -> list[Question]:
+        """The questions that the books answer, in their order."""
+        return [question for book in self._books for _, _, question in book.answerable]
+
     def num_samples(self, num_tokens: int) -> int:
         """How many there are of a length."""
         return sum(len(self._pieces(book, num_tokens)) for book in self._books)

@@ -82,17 +82,15 @@ def in_pages(text: str) -> tuple[Page, ...]:
 
 def samples(task: BooksQA, num_tokens: int, most: int, seed: int) -> Iterator[Sample]:
     """The task's samples, each with questions of passages that it lacks added."""
-    number = min(most, task.num_samples(num_tokens))
-    found = [task.sample(place, num_tokens, seed) for place in range(number)]
-    asked = [question for sample in found for question in sample.questions if question.evidence]
-    for sample in found:
+    for number in range(min(most, task.num_samples(num_tokens))):
+        sample = task.sample(number, num_tokens, seed)
         others = [
             replace(question, kind="elsewhere")
-            for question in asked
+            for question in task.answerable()
             if question.evidence not in sample.document
         ]
         step = max(len(others) // NUM_ELSEWHERE, 1)
-        first = sample.number % step
+        first = number % step
         strangers = tuple(others[first::step][:NUM_ELSEWHERE])
         yield replace(sample, questions=(*sample.questions, *strangers))
 
