@@ -127,12 +127,15 @@ def mean_queries(q: Tensor, num_voters: int, num_kv_heads: int, cos: Tensor, sin
     return reference_gathered.mean_queries_ref(q, num_voters, num_kv_heads, cos, sin)
 
 
-def soft_votes(q: Tensor, k: Tensor, scale: float) -> Tensor:
+def soft_votes(
+    q: Tensor, k: Tensor, scale: float, first_row: int, tail: int, end: int, *, outer_norm: bool
+) -> Tensor:
+    votes = reference_gathered.soft_votes_ref
     if on_triton(q):
         from longread_kernels import chunk_votes
 
-        return chunk_votes.soft_votes(q, k, scale)
-    return reference_gathered.soft_votes_ref(q, k, scale)
+        votes = chunk_votes.soft_votes
+    return votes(q, k, scale, first_row, tail, end, outer_norm=outer_norm)
 
 
 def list_rows(votes: Tensor, num_chosen: int, first_row: int, end: int) -> Tensor:

@@ -9,6 +9,8 @@ import torch
 from longread_kernels.reference import attend_causal_ref, rope_ref, score_ref
 from torch import Tensor
 
+_HIGHEST = 69.31472  # of a score over its norm, e^69.3 = 2^100; fp32 ends at 2^128
+
 
 def mean_queries_ref(
     q: Tensor, num_voters: int, num_kv_heads: int, cos: Tensor, sin: Tensor
@@ -23,12 +25,21 @@ def mean_queries_ref(
     return voters.unflatten(1, (num_kv_heads, -1)).transpose(0, 1).flatten(1, 2)
 
 
-def soft_votes_ref(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """The softmax of each query over the rows of its KV head, summed over the queries.
+def soft_votes_ref(
+    q: Tensor, k: Tensor, scale: float, first_row: int, tail: int, end: int, *, outer_norm: bool
+) -> Tensor:
+    """The exponential of each query's score over the query's norm, summed over the queries.
 
-    q: [H_kv, M, D]; k: [H_kv, S, D]; returns [H_kv, S] fp32.
+    q: [H_kv, M, D]; k: a slab [H_kv, rows, D]. Rows [first_row, tail) are voted on; norms are of
+    these rows (a softmax), or where `outer_norm` of [0, first_row) and [tail, end). Returns
+    [H_kv, tail - first_row] fp32.
     """
-    return torch.softmax(score_ref(q, k).mul_(scale), dim=-1).sum(dim=1)
+    scores = score_ref(q, k[:, first_row:tail]).mul_(scale)
+    if not outer_norm:
+        return torch.softmax(scores, dim=-1).sum(dim=1)
+    outer = torch.cat((k[:, :first_row], k[:, tail:end]), dim=1)
+    norms = torch.logsumexp(score_ref(q, outer) * scale, dim=-1, keepdim=True)
+    return scores.sub_(norms).clamp_(max=_HIGHEST).exp_().sum(dim=1)
 
 
 def list_rows_ref(votes: Tensor, num_chosen: int, first_row: int, end: int) -> Tensor:

@@ -29,6 +29,7 @@ _SINK_SIZE = 128
 _LOCAL_SIZE = 512
 _NUM_CHOSEN = 2048
 _NUM_VOTERS = 8  # mean queries of a chunk
+_OUTER_NORM = False  # votes count from the rows that are read anyway, and not from one another
 
 
 def widened(config: ModelConfig) -> ModelConfig:
@@ -39,13 +40,17 @@ def widened(config: ModelConfig) -> ModelConfig:
 class SelectedAttention:
     """To a part of the rows at contiguous positions, of keys that are cached before RoPE."""
 
-    kv_layout = "k,v [L, H_kv, n, D], k before RoPE, read by selection"
     captured = False
     chunk_tokens: int | None = 512
 
     def __init__(self, network: Network) -> None:
         self._network = network
         self._head_dim = network.config.head_dim
+        sizes = (_SINK_SIZE, _NUM_CHOSEN, _LOCAL_SIZE, self.chunk_tokens, _NUM_VOTERS, _OUTER_NORM)
+        self.kv_layout = (
+            "k,v [L, H_kv, n, D], k before RoPE, read by selection with first, chosen, local, "
+            f"chunk, voters, outer norm {sizes}"
+        )
 
     def rope(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         cos = self._network.rope_rows(0, 1)[0].new_ones((end - start, self._head_dim // 2))
@@ -109,5 +114,13 @@ class SelectedAttention:
             return torch.arange(end, device=q.device).expand(num_kv_heads, -1)
         edge = self._network.rope_rows(_LOCAL_SIZE, _LOCAL_SIZE + 1)
         voters = ops.mean_queries(q, min(_NUM_VOTERS, q.shape[0]), num_kv_heads, *edge)
-        votes = ops.soft_votes(voters, k[:, _SINK_SIZE:local_start], self._head_dim**-0.5)
+        votes = ops.soft_votes(
+            voters,
+            k,
+            self._head_dim**-0.5,
+            _SINK_SIZE,
+            local_start,
+            start,
+            outer_norm=_OUTER_NORM,
+        )
         return ops.list_rows(votes, _NUM_CHOSEN, _SINK_SIZE, end)

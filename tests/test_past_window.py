@@ -97,8 +97,12 @@ def test_no_distance_is_longer_than_what_is_read_at_once(
 
 
 @pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("outer_norm", (False, True))
 @torch.inference_mode()
-def test_a_chunk_attends_to_the_rows_that_its_queries_vote_for(converted: Path) -> None:
+def test_a_chunk_attends_to_the_rows_that_its_queries_vote_for(
+    converted: Path, monkeypatch: pytest.MonkeyPatch, outer_norm: bool
+) -> None:
+    monkeypatch.setattr(past_window, "_OUTER_NORM", outer_norm)
     decoder = _decoder(converted, True)
     attention = past_window.SelectedAttention(decoder.network)
     ids, cache = _ids(decoder), decoder.new_cache(NUM_ROWS)
@@ -121,9 +125,10 @@ def test_a_chunk_attends_to_the_rows_that_its_queries_vote_for(converted: Path) 
             for half in (q[:8], q[8:]):
                 scored = [turned(one, LOCAL) for one in half[:, head]]
                 mean = torch.stack(scored).mean(dim=0)
-                votes[SINKS : start - LOCAL] += torch.softmax(
-                    k[SINKS : start - LOCAL] @ mean * head_dim**-0.5, dim=0
-                )
+                scores = k[:start] @ mean * head_dim**-0.5
+                voted, outer = scores[SINKS:-LOCAL], (scores[:SINKS], scores[-LOCAL:])
+                norm = torch.logsumexp(torch.cat(outer) if outer_norm else voted, dim=0)
+                votes[SINKS : start - LOCAL] += torch.exp(voted - norm)
         best = votes.topk(CHOSEN).indices.sort().values.tolist()
         rows = [*range(SINKS), *best, *range(start - LOCAL, start + CHUNK)]
         keys = torch.stack([turned(k[row], place) for place, row in enumerate(rows)])

@@ -113,22 +113,37 @@ def _check_placed(num_places: int, group_size: int, head_dim: int, num_sets: int
 
 @pytest.mark.parametrize("num_rows", LENGTHS + ((131_073,) if ON_GPU else ()))
 @pytest.mark.parametrize("num_queries", (1, 24, 56))
-def test_votes(num_rows: int, num_queries: int) -> None:
-    _check_votes(num_rows, num_queries, 64)
+@pytest.mark.parametrize("outer_norm", (False, True))
+def test_votes(num_rows: int, num_queries: int, outer_norm: bool) -> None:
+    votes = _check_votes(num_rows, num_queries, 64, outer_norm)
+    if not outer_norm:
+        assert torch.allclose(votes.sum(dim=1), votes.new_tensor(num_queries), rtol=1e-4)
 
 
 @pytest.mark.parametrize("head_dim", (16, 96, 128, 256))
 def test_votes_of_each_head_size(head_dim: int) -> None:
-    _check_votes(300, 32, head_dim)
+    _check_votes(300, 32, head_dim, outer_norm=True)
 
 
-def _check_votes(num_rows: int, num_queries: int, head_dim: int) -> None:
+def _check_votes(num_rows: int, num_queries: int, head_dim: int, outer_norm: bool) -> Tensor:
     q = random(NUM_KV_HEADS, num_queries, head_dim)
-    slab, _ = _slabs(num_rows + 5, head_dim)
-    k = slab[:, 5 : num_rows + 5]
-    found = chunk_votes.soft_votes(q, k, 2 * head_dim**-0.5)
-    assert_near(found, reference_gathered.soft_votes_ref(wide(q), wide(k), 2 * head_dim**-0.5))
-    assert torch.allclose(found.sum(dim=1), torch.full_like(found[:, 0], num_queries), rtol=1e-4)
+    k, _ = _slabs(num_rows + 75, head_dim)
+    spans = (5, num_rows + 5, num_rows + 70)
+    found = chunk_votes.soft_votes(q, k, 2 * head_dim**-0.5, *spans, outer_norm=outer_norm)
+    expected = reference_gathered.soft_votes_ref(
+        wide(q), wide(k), 2 * head_dim**-0.5, *spans, outer_norm=outer_norm
+    )
+    assert_near(found, expected)
+    return found
+
+
+def test_a_vote_far_over_its_norm_stays_a_number() -> None:
+    q, k = random(1, 3, 64).fill_(30.0), random(1, 90, 64).fill_(-30.0)
+    k[:, 20] = 30.0
+    votes = chunk_votes.soft_votes(q, k, 1.0, 8, 64, 90, outer_norm=True)
+    assert votes.isfinite().all() and votes[0].argmax() == 12
+    expected = reference_gathered.soft_votes_ref(q, k, 1.0, 8, 64, 90, outer_norm=True)
+    torch.testing.assert_close(votes, expected, rtol=1e-2, atol=0)
 
 
 @pytest.mark.parametrize("num_tokens, num_voters", ((1, 1), (7, 7), (65, 8), (1000, 3)))

@@ -39,8 +39,10 @@ def check_kernels(decoder: Decoder) -> dict[str, float]:
     cos, sin = decoder.network.rope_rows(0, _NUM_ROWS)
     edge, scale = (cos[_LOCAL : _LOCAL + 1], sin[_LOCAL : _LOCAL + 1]), head_dim**-0.5
     voters = ops.mean_queries(q, _NUM_VOTERS, num_kv_heads, *edge)
-    voted = k[:, _FIRST : _NUM_ROWS - _LOCAL]
-    votes = ops.soft_votes(voters, voted, scale)
+    spans = (_FIRST, _NUM_ROWS - _LOCAL, _NUM_ROWS)
+    votes, outer_votes = (
+        ops.soft_votes(voters, k, scale, *spans, outer_norm=outer) for outer in (False, True)
+    )
     rows = ops.list_rows(votes, _NUM_CHOSEN, _FIRST, _NUM_ROWS + _NUM_TOKENS)
     best = twins.list_rows_ref(votes, _NUM_CHOSEN, _FIRST, _NUM_ROWS + _NUM_TOKENS)
     chosen, best = (
@@ -54,7 +56,11 @@ def check_kernels(decoder: Decoder) -> dict[str, float]:
     )
     pairs = {
         "mean queries": (voters, twins.mean_queries_ref(wide_q, _NUM_VOTERS, num_kv_heads, *edge)),
-        "votes": (votes, twins.soft_votes_ref(voters, voted, scale)),
+        "votes": (votes, twins.soft_votes_ref(voters, k, scale, *spans, outer_norm=False)),
+        "votes with an outer norm": (
+            outer_votes,
+            twins.soft_votes_ref(voters, k, scale, *spans, outer_norm=True),
+        ),
         "chosen votes": (chosen.sort(dim=1).values, best.sort(dim=1).values),
         "attention of a chunk": (
             ops.attend_listed(q, k, v, rows, cos, sin, scale),
