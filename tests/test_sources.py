@@ -322,10 +322,13 @@ def test_the_command_prints_tables_and_goes_on(
     assert capsys.readouterr().out.splitlines()[:-1] == lines[:-1]
 
 
-def test_lengths_over_the_window_and_missing_data_are_refused(
-    capsys: Capture, model_dir: Path, data: Path
-) -> None:
+def test_what_cannot_be_measured_is_refused(capsys: Capture, model_dir: Path, data: Path) -> None:
     command = ["eval", "sources", "--model", str(model_dir), "--data", str(data)]
+    for more in (["--policies", "dense"], ["--budgets", "5%"]):
+        assert main([*command, *more]) == UsageError.exit_code
+        assert "leave other tasks, --policies and --budgets out" in capsys.readouterr().err
+    assert main(["eval", "books,sources", *command[2:]]) == UsageError.exit_code
+    assert "by themselves" in capsys.readouterr().err
     assert main([*command, "--lengths", "20000"]) == UsageError.exit_code
     assert "over the window of the model, which is 16,384" in capsys.readouterr().err
     assert main(command[:-2]) == UsageError.exit_code

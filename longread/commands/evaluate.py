@@ -18,7 +18,8 @@ def evaluate(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="TASKS", help="Names with commas; with --selection-only, a document."
+            metavar="TASKS",
+            help="Names with commas, or sources; with --selection-only, a document.",
         ),
     ] = None,
     policies: Annotated[
@@ -111,7 +112,12 @@ def evaluate(
     if selection_only:
         evaluate_run.selection_only(run, what, pages, password)
         return
-    if what == measure_sources.NAME:
+    if measure_sources.NAME in [word.strip() for word in what.split(",")]:
+        if what.strip() != measure_sources.NAME or policies or budgets:
+            raise UsageError(
+                "sources are measured by themselves, of one --policy at one --budget: leave other "
+                "tasks, --policies and --budgets out"
+            )
         measure_sources.measure(
             run,
             _lengths(lengths),
