@@ -78,6 +78,27 @@ def test_what_can_be_read_at_once_is_read_as_within_the_window(
     torch.testing.assert_close(_logits(far, policy), _logits(near, policy), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    "family, rope",
+    (
+        ("llama", {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}),
+        ("mistral", {"rope_type": "yarn"}),
+        ("qwen3", {"rope_type": "linear"}),
+        ("llama", {"rope_type": "dynamic"}),
+    ),
+    ids=lambda value: value["rope_type"] if isinstance(value, dict) else value,
+)
+def test_each_family_and_kind_of_rope_is_read_by_selection(
+    tmp_path: Path, family: str, rope: dict[str, object]
+) -> None:
+    rope |= {"rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
+    folder = tiny.save_hf_folder(tmp_path / "hf", family, rope_parameters=rope)
+    converted = tiny.convert(folder, tmp_path / "models")
+    near, far = _decoder(converted, False), _decoder(converted, True)
+    policy = TokenSelect(budget=NUM_ROWS)
+    torch.testing.assert_close(_logits(far, policy), _logits(near, policy), rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.usefixtures("narrow")
 def test_no_distance_is_longer_than_what_is_read_at_once(
     converted: Path, monkeypatch: pytest.MonkeyPatch
