@@ -170,3 +170,10 @@ def test_coreference_tells_the_coverage_of_its_name(model: Model, tmp_path: Path
         "coverage, any",
     ]
     assert {row[1:] for row in table.rows[1:]} == {("100.0 (2)", "0.0 (2)")}
+    told = tables.summary(group)["variants"]
+    assert isinstance(told, list)
+    measures = [variant["tasks"]["coreference"]["measures"] for variant in told]
+    assert [own["coverage, heads"] for own in measures] == [
+        {"n": 2, "mean": 1.0},
+        {"n": 2, "mean": 0.0},
+    ]

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from longread.cache import KVCache
 from longread.config import INDEX_NAMES, Settings
-from longread.evaluate.selection import mass_kept
+from longread.evaluate.selection import measure
 from longread.evaluate.variants import parse_variants
 from longread.model import Decoder
 from longread.policies import POLICIES, Dense, Policy, TokenSelect, Turn
@@ -242,7 +242,7 @@ def test_mass_kept_grows_with_the_budget_and_reaches_one(decoder: Decoder, ids: 
     kept = []
     for budget in (1, 20, 100, len(ids)):
         policy = TokenSelect(budget=budget, window_size=8)
-        kept.append(mass_kept(decoder, ids, lambda _, policy=policy: policy)["mass_kept"])
+        kept.append(measure(decoder, ids, lambda _, policy=policy: policy).mass_kept)
     assert kept == sorted(kept) and kept[0] < 0.9 and abs(kept[-1] - 1.0) < 1e-6
 
 
@@ -360,12 +360,12 @@ def test_each_policy_keeps_more_mass_with_a_larger_budget(
     decoder: Decoder, ids: Tensor, name: str
 ) -> None:
     kept = [
-        mass_kept(decoder, ids, lambda _, rows=rows: _make(name, rows, 16))
+        measure(decoder, ids, lambda _, rows=rows: _make(name, rows, 16))
         for rows in (10, 150, 1000)
     ]
-    masses = [figures["mass_kept"] for figures in kept]
+    masses = [figures.mass_kept for figures in kept]
     assert masses == sorted(masses) and abs(masses[-1] - 1.0) < 1e-6
-    assert name == "dense" or (masses[0] < 0.95 and kept[0]["fraction_kept"] < 0.5)
+    assert name == "dense" or (masses[0] < 0.95 and kept[0].fraction_kept < 0.5)
 
 
 @pytest.mark.parametrize(
@@ -403,8 +403,8 @@ def test_20_percent_keeps_the_attention_of_smollm2(
     text = Path(__file__).parent.parent.joinpath("sample_docs/us_constitution.txt").read_text()
     token_ids = torch.tensor(Tokenizer.load(smollm2_dir).encode(text)[:4096])
     smollm2 = Decoder.load(smollm2_dir, "cpu", "bfloat16")
-    kept = mass_kept(smollm2, token_ids, lambda rows: TokenSelect(budget=rows // 5, index=index))
-    assert kept["mass_kept"] >= least
+    kept = measure(smollm2, token_ids, lambda rows: TokenSelect(budget=rows // 5, index=index))
+    assert kept.mass_kept >= least
 
 
 @pytest.mark.parametrize("vote", ("group", "all"))

@@ -136,7 +136,7 @@ def selection_only(run: Run, document: str, pages: str | None, password: str | N
     from longread.evaluate import selection
 
     try:
-        figures = selection.run(
+        measured, figures = selection.run(
             run.settings,
             document,
             pages=pages,
@@ -146,10 +146,14 @@ def selection_only(run: Run, document: str, pages: str | None, password: str | N
         )
     finally:
         run.screen.stop_progress()
-    rows = [(name, str(value)) for name, value in figures.items()]
+    record = measured | figures.record()
+    rows = [(name, str(value)) for name, value in record.items() if name != "layers"]
     for line in table_lines(("measure", "value"), rows):
         run.screen.print(line)
-    run.screen.print(json.dumps(figures))
+    run.screen.print()
+    for line in table_lines(*figures.table()):
+        run.screen.print(line)
+    run.screen.print(json.dumps(record))
 
 
 def _print(run: Run, table: Table) -> None:

@@ -81,11 +81,7 @@ def kind_tables(group: Group, task: str) -> list[Table]:
 
 def measure_table(group: Group, task: str) -> Table | None:
     """Further figures of a task's answers under each variant; None where it has none."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for (own, variant), cell in group.cells.items():
-        for result in cell.results.values() if own == task else ():
-            for name, value in result.measures:
-                found.setdefault(name, {}).setdefault(variant, []).append(value)
+    found = _measures([cell for (own, _), cell in group.cells.items() if own == task])
     if not found:
         return None
     rows = tuple(
@@ -100,6 +96,16 @@ def measure_table(group: Group, task: str) -> Table | None:
     )
     title = group.title if len(group.tasks) == 1 else f"{group.title}: {task}"
     return Table(f"{title}: further figures (n)", ("measure", *group.variants), rows)
+
+
+def _measures(cells: Sequence[Cell]) -> dict[str, dict[str, list[float]]]:
+    """Each further figure of each variant, a value a sample."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for cell in cells:
+        for result in cell.results.values():
+            for name, value in result.measures:
+                found.setdefault(name, {}).setdefault(cell.key.name, []).append(value)
+    return found
 
 
 def divergence_table(group: Group, task: str) -> Table | None:
@@ -171,7 +177,14 @@ def summary(group: Group) -> dict[str, object]:
         apart = {"kinds": {kind: figures(cell, kind) for kind in kinds}} if kinds else {}
         references = [other for _, other in group.pairs(cell.key.name, cell.key.task)]
         places = divergence.records(cell, *references)
-        further = {"first_differences": places} if places else {}
+        further: dict[str, object] = {"first_differences": places} if places else {}
+        measures = _measures([cell])
+        if measures:
+            further["measures"] = {
+                name: {"n": len(values), "mean": sum(values) / len(values)}
+                for name, by_variant in measures.items()
+                for values in by_variant.values()
+            }
         return {**figures(cell), "fraction_read": cell.fraction_read, **apart, **further}
 
     return {
