@@ -22,7 +22,7 @@ from longread.policies import Policy
 from longread.prompt import DocumentPrompt
 from longread.trace import Trace
 
-MIN_SUPPORT = 0.04
+MIN_SUPPORT = 0.04  # tells 3 of 4 questions that a text does not answer; see docs/quality.md
 _WORD = re.compile(r"\S+")
 _SENTENCE_END = re.compile(r"[.!?;:][\"'”’)\]]*\s+|\n\s*\n")
 _MIN_PASSAGE_CHARS = 40
