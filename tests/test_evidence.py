@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from longread.config import Settings
 from longread.document import Document, Page
+from longread.events import Answer
 from longread.evidence import MIN_SUPPORT, Evidence, Span, cut_passages, row_mass
 from longread.prompt import ChatFormat, DocumentPrompt, build_prompt, tokenize_document
+from longread.session import Session
 from longread.tokenizer import Tokenizer
 from longread.trace import Trace
 
@@ -136,3 +139,17 @@ def test_rows_around_the_documents_do_not_count(prompt: DocumentPrompt) -> None:
     rows = row_mass(mass, prompt)
     assert rows[0] == 0 and rows.dtype == torch.float64
     assert float(rows.sum()) == pytest.approx(0.4 * LAYERS * HEADS, rel=1e-4)
+
+
+@pytest.mark.weights_all
+def test_support_of_a_real_model(qwen05_dir: Path) -> None:
+    session = Session(Settings(model=str(qwen05_dir), no_cache=True, max_tokens=40))
+    text = Path(__file__).parent.parent / "sample_docs/us_constitution.txt"
+    for _ in session.open([str(text)], pages="1-2"):
+        pass
+    *_, answer = session.ask("How many Senators does each State have?")
+    assert isinstance(answer, Answer) and answer.supported
+    assert "two Senators from each State" in answer.citations[0].quote
+    session.undo()
+    *_, answer = session.ask("What salary in dollars does the Constitution fix for the President?")
+    assert isinstance(answer, Answer) and not answer.supported

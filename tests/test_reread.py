@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from longread.cache import KVCache
+from longread.errors import ContextError
 from longread.model import Decoder
 from longread.policies import Policy, Rereader
-from longread.reread import DocumentRereader
+from longread.reread import DocumentRereader, blank_mass
 
 
 @dataclass
@@ -69,3 +70,21 @@ def test_a_failure_leaves_the_cache_as_it_was(decoder: Decoder) -> None:
     with pytest.raises(ArithmeticError):
         DocumentRereader(decoder, ids).documents(cache, Failing())
     assert torch.equal(cache.k, k) and cache.length == 20
+
+
+def test_what_an_empty_question_looks_at(decoder: Decoder) -> None:
+    config = decoder.config
+    ids = torch.randint(0, config.vocab_size, (90,), generator=torch.Generator())
+    cache = decoder.new_cache(90)
+    decoder.prefill(ids, cache)
+    k, moment = cache.k[:, :, :90].clone(), cache.q_moment.clone()
+    mass = blank_mass(decoder, cache, [5, 6, 7])
+    assert mass.shape == (config.num_hidden_layers, config.num_key_value_heads, 90)
+    heads = config.num_attention_heads // config.num_key_value_heads
+    assert ((mass.sum(dim=-1) > 0) & (mass.sum(dim=-1) < heads)).all()  # the rest is its own
+    assert cache.length == 90
+    assert torch.equal(cache.k[:, :, :90], k) and torch.equal(cache.q_moment, moment)
+    assert torch.equal(blank_mass(decoder, cache, [5, 6, 7]), mass)
+    with pytest.raises(ContextError):
+        blank_mass(decoder, cache, [5] * config.window)
+    assert cache.length == 90

@@ -316,6 +316,12 @@ def test_sources_quote_the_document(settings: Settings, document: Path) -> None:
     shown = [(passage.page, passage.text) for passage in answer.selection.passages]
     cited = [(citation.page, citation.quote) for citation in answer.citations]
     assert cited == shown[: len(cited)]
+    for passage in answer.selection.passages:
+        for start, end in passage.marks:
+            assert passage.text[start:end].strip() == passage.text[start:end] != ""
+    shares = torch.tensor(answer.selection.heads)
+    assert shares.shape == session.trace.mass.shape[:2]
+    assert ((shares > 0) & (shares <= 1)).all()
 
 
 def test_too_long_documents_are_refused_with_the_numbers(

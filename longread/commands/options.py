@@ -140,5 +140,8 @@ Report = Annotated[
 ]
 ShowSelected = Annotated[
     bool,
-    typer.Option("--show-selected", help="Show the passages that were selected, and a map."),
+    typer.Option(
+        "--show-selected",
+        help="Show the passages that were selected, and a map; with -v, layers and KV heads.",
+    ),
 ]
