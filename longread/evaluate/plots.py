@@ -82,7 +82,7 @@ def _by_budget(group: Group) -> Figure:
     axes.set_xlabel("budget")
     axes.set_ylabel("score")
     axes.set_title(group.title, fontsize=8)
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 
