@@ -60,7 +60,7 @@ class Trace:
         selected.copy_(self.selected)
         self.mass, self.selected = mass, selected
 
-    def add_rows_read(self, num_rows: int) -> None:
+    def add_rows_read(self, num_rows: float) -> None:
         """Count the rows that each KV head of each layer read in a step."""
         self._rows_read += num_rows * self.mass.shape[0]
 

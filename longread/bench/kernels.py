@@ -199,7 +199,7 @@ def _attention(
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
-    per_layer: dict[str, tuple[float, float | None, int]] = {
+    per_layer: dict[str, tuple[float, float | None, float]] = {
         f"choose {budget:,} of {num_rows:,} rows (library: top-k of given votes)": (
             both_ms - read_ms,
             graph_ms(all_layers(library_topk), repeats),
