@@ -216,8 +216,8 @@ def test_captured_steps_answer_alike_alone_and_in_turns(model_dir: Path) -> None
             assert len(graphs) == (3 if number == 0 and not in_conversation else 12)
             assert runner.answers(prompt, variants) == together
             assert all(decoder.captured._steps[key] is graph for key, graph in graphs.items())
+    alone = Runner(decoder, model.tokenizer, variants, LENGTH)  # a cache of the same size
     for variant in variants:
-        alone = Runner(decoder, model.tokenizer, [variant], LENGTH)
         assert alone.answers(prompt, [variant]) == {variant: together[variant]}
 
 
