@@ -18,7 +18,16 @@ from longread.cache import KVCache
 from longread.decode_graph import StepGraph
 from longread.index import KeyIndex
 from longread.model import Decoder
-from longread.policies import Dense, KernelPlan, Policy, TokenSelect, Turn
+from longread.policies import (
+    Dense,
+    KernelPlan,
+    Policy,
+    PyramidKV,
+    SnapKV,
+    Streaming,
+    TokenSelect,
+    Turn,
+)
 from longread.policies.kept import kept_ranges, row_tensor
 from longread.step_buffers import can_choose
 from longread.trace import Trace
@@ -91,7 +100,7 @@ def _with_graph(
     graph = StepGraph(decoder.network, cache, [plan], trace.mass.shape[2] if trace else None)
     logits, chosen = [], []
     for row in range(NUM_ROWS, NUM_ROWS + NUM_STEPS):
-        logits.append(graph.step(ids[row : row + 1], policy.turn, trace).clone())
+        logits.append(graph.step(ids[row : row + 1], policy.kernel_turn(), trace).clone())
         chosen.append(graph.buffers.chosen[:, 0].clone())
         cache.length = row + 1
     return torch.stack(logits), chosen
@@ -105,6 +114,23 @@ def _with_torch(decoder: Decoder, ids: Tensor, policy: Policy, trace: Trace) -> 
 
 @pytest.mark.parametrize("policy", (Dense(), TokenSelect(budget=NUM_ROWS + 100)), ids=str)
 def test_all_rows_give_the_logits_of_torch(narrow: Decoder, ids: Tensor, policy: Policy) -> None:
+    trace, steps = _trace(narrow, False), _trace(narrow, True)
+    found, _ = _with_graph(narrow, ids, policy, trace)
+    _assert_equal_steps(found, trace, _with_torch(narrow, ids, policy, steps), steps)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    (
+        Streaming(budget=50, window_size=30),
+        Streaming(budget=0, window_size=7),
+        SnapKV(budget=60, window_size=16),
+        SnapKV(budget=NUM_ROWS + 100, window_size=16),
+        PyramidKV(budget=60, window_size=QUESTION_LEN + 9),
+    ),
+    ids=str,
+)
+def test_listed_rows_give_the_logits_of_torch(narrow: Decoder, ids: Tensor, policy: Policy) -> None:
     trace, steps = _trace(narrow, False), _trace(narrow, True)
     found, _ = _with_graph(narrow, ids, policy, trace)
     _assert_equal_steps(found, trace, _with_torch(narrow, ids, policy, steps), steps)
