@@ -134,12 +134,40 @@ def test_every_crash_point_of_a_removal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["kill_campaign.py", "--rounds", "10"], ["mutate_store.py", "--mutations", "60"]],
-    ids=["kill", "mutate"],
+    [
+        ["kill_campaign.py", "--rounds", "10"],
+        ["mutate_store.py", "--mutations", "60"],
+        ["fault_campaign.py", "--kills", "2", "--mutations", "2"],
+    ],
+    ids=["kill", "mutate", "other faults"],
 )
 def test_a_sample_of_the_campaign(command: list[str]) -> None:
-    script = [sys.executable, str(SCRIPTS / command[0]), *command[1:], "--seed", "3"]
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS.parent), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=120)
+    result = _run([str(SCRIPTS / command[0]), *command[1:], "--seed", "3"])
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "problems: 0" in result.stdout
+    assert "problems: 0" in result.stdout or "0 wrong answers, 0 lost entries" in result.stdout
+
+
+@pytest.mark.parametrize("broken", ("is_right = lambda *a: False", "RECORD_KEY = 'cd' * 32"))
+def test_the_campaign_would_notice(broken: str) -> None:
+    """Rows that are never right are wrong answers; a record that is not there is lost."""
+    result = _run(
+        [
+            "-c",
+            "import pathlib, tempfile, fault_campaign as f, mutate_store as m\n"
+            "root = pathlib.Path(tempfile.mkdtemp()) / 'root'\n"
+            "m.use(m.open_store(root), [])\n"
+            f"m.{broken}\n"
+            "tally = f.Tally()\n"
+            "f.use(m.open_store(root), tally, 'made', may_lack=False)\n"
+            "print(len(tally.wrong), len(tally.lost))",
+        ]
+    )
+    wrong, lost = map(int, result.stdout.split())
+    assert (wrong > 0, lost > 0) == ("is_right" in broken, "RECORD" in broken)
+
+
+def _run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join((str(SCRIPTS.parent), str(SCRIPTS)))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
