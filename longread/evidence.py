@@ -141,7 +141,8 @@ class Evidence:
         """Places in `_spans` of what was attended to at all."""
         if not self._spans:
             return []
-        order = self._lifts.topk(min(limit, len(self._spans))).indices
+        lifts = self._lifts.masked_fill(self._shares <= 0, -torch.inf)
+        order = lifts.topk(min(limit, len(self._spans))).indices
         return [i for i in order.tolist() if self._shares[i] > 0]
 
     def _share(self, span: Span) -> float:

@@ -206,6 +206,11 @@ def fill_cache(
     ) as entry:
         num_reused = restore(entry, cache, emit)
         if cache.length < len(token_ids):
+            # Another entry's prefix may end inside what is read as one. The moments then count a
+            # few queries twice, which a statistic can bear.
+            cut = cache.length % (decoder.chunk_tokens or 1)
+            cache.truncate(cache.length - cut)
+            num_reused -= cut
             row_bytes = cache.num_bytes / cache.capacity
             if settings.kv_dtype == "int8":
                 row_bytes /= cache.k.element_size()

@@ -85,6 +85,11 @@ class Decoder:
         return self.config.window != self.trained_window
 
     @property
+    def chunk_tokens(self) -> int | None:
+        """Tokens that are read as one where rows depend on it: a reading begins at a multiple."""
+        return self._attention.chunk_tokens
+
+    @property
     def kv_layout(self) -> str:
         """What its caches hold, for the key of a store entry."""
         return self._attention.kv_layout
@@ -198,7 +203,7 @@ class Decoder:
             )
 
     def _chunks(self, token_ids: Tensor, start: int) -> list[Tensor]:
-        """The tokens of rows from `start` on, cut at the same rows wherever a reading began."""
+        """The tokens of rows from `start` on, cut at multiples of a chunk's size."""
         size = self._attention.chunk_tokens or _CHUNK_TOKENS[self.device.type]
         first = size - start % size
         return [part for part in (token_ids[:first], *token_ids[first:].split(size)) if len(part)]

@@ -98,6 +98,9 @@ def test_what_was_not_read_is_not_cited(prompt: DocumentPrompt) -> None:
     blank = _mass(prompt, 0.1, 0.1, 0.1, 0.1)
     evidence = _evidence(prompt, _mass(prompt, 0.0, 0.2, 0.0, 0.0), blank)
     assert [passage.text for passage in evidence.passages()] == [SENTENCES[1].strip()]
+    blank = _mass(prompt, 0.3, 0.0, 0.0, 0.0)
+    less = _evidence(prompt, _mass(prompt, 0.2, 0.0, 0.0, 0.0), blank)
+    assert [passage.text for passage in less.passages()] == [SENTENCES[0].strip()]
     nothing = _evidence(prompt, torch.zeros_like(blank), blank)
     assert nothing.citations() == nothing.passages() == nothing.heads() == ()
 

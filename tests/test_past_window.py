@@ -258,3 +258,28 @@ def test_what_cannot_go_on_past_the_window_is_refused(long_settings: Settings) -
         open_with(budget="900")
     with pytest.raises(UsageError, match="give a smaller budget than 100%"):
         open_with(budget="100%")
+
+
+@pytest.mark.usefixtures("narrow")
+def test_what_another_document_begins_with_is_read_as_a_whole(
+    long_settings: Settings, tmp_path: Path
+) -> None:
+    """Its prefix ends inside a chunk: the rows are those of a reading without it."""
+    text = CONSTITUTION.read_text(encoding="utf-8")[:1500]
+    first, second = (tmp_path / name / "book.txt" for name in ("first", "second"))
+    for path in (first, second):
+        path.parent.mkdir()
+    first.write_text(text[:1003] + " But here the first one ends otherwise.", encoding="utf-8")
+    second.write_text(text, encoding="utf-8")
+    fresh = replace(long_settings, no_cache=True, context="select")
+    alone, after = Session(fresh), Session(replace(long_settings, context="select"))
+    _last(alone.open([str(second)]))
+    _last(after.open([str(first)]))
+    after.close()
+    after = Session(replace(long_settings, context="select"))
+    opened = _last(after.open([str(second)]))
+    assert isinstance(opened, Opened)
+    assert opened.cache.tokens_reused > CHUNK and opened.cache.tokens_reused % CHUNK == 0
+    whole, joined = alone._cache, after._cache
+    assert joined.length == whole.length
+    torch.testing.assert_close(joined.k[:, :, : whole.length], whole.k[:, :, : whole.length])

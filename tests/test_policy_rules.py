@@ -8,6 +8,7 @@ from torch import Tensor
 
 from longread.cache import KVCache
 from longread.policies import H2O, Policy, PyramidKV, Quest, SnapKV, Streaming, Turn
+from longread.policies.kept import kept_ranges
 from longread.policies.mass import column_mass
 
 LENGTHS, GROUPS = (1, 63, 64, 65, 1000), (1, 3, 4, 7)
@@ -55,6 +56,68 @@ def _ask(policy: Policy, cache: KVCache, q: Tensor, question_len: int) -> None:
         policy.observe(layer_idx, q, start)
         policy.appended(layer_idx, start, start + question_len)
     cache.length = start + question_len
+
+
+def _kernel_rows(policy: Policy, layer_idx: int, head: int, num_rows: int) -> list[int]:
+    """What the decode kernels would read, in their order."""
+    plan, turn = policy.kernel_plan(), policy.kernel_turn()
+    assert plan is not None and plan.budget is not None
+    ranges = kept_ranges(num_rows, turn, plan.sink_size, plan.window_size)
+    rows = [row for start, end in ranges for row in range(start, end)]
+    if turn.listed:
+        listed = turn.listed[layer_idx][head].tolist()
+        assert len(listed) <= plan.budget, "there is no room for the list"
+        rows += [row for row in listed if row >= 0]
+    assert len(rows) == len(set(rows))
+    return rows
+
+
+@pytest.mark.parametrize("kind", (SnapKV, PyramidKV))
+@pytest.mark.parametrize("question_lens", ((60, 20), (12, 40), (40, 1)))
+@pytest.mark.parametrize("window_size", (8, 16, 50))
+def test_kernels_read_what_was_left_of_an_earlier_question(
+    kind: type[SnapKV], question_lens: tuple[int, int], window_size: int
+) -> None:
+    """The first answer had no token: the prompt is judged when the second question begins."""
+    policy, cache = kind(20, window_size=window_size), _cache(400)
+    cache.length = start = 200
+    policy.prepare(cache)
+    for question_len in question_lens:
+        policy.start_turn(Turn(start, start + question_len))
+        for layer_idx in range(NUM_LAYERS):
+            policy.observe(layer_idx, _queries(question_len, 2), start)
+        start = cache.length = start + question_len
+    for layer_idx in range(NUM_LAYERS):
+        left = policy.select(layer_idx, _queries(1, 2)[0], start + 1)
+        for head in range(NUM_KV_HEADS):
+            expected = _rows_of(left, head, start + 1)
+            assert set(_kernel_rows(policy, layer_idx, head, start + 1)) == expected
+
+
+def test_streaming_brings_nothing_back_when_a_turn_is_undone() -> None:
+    policy, cache = Streaming(budget=60, sink_size=4, window_size=40), _cache(600)
+    policy.prepare(cache)
+
+    def turn(start: int, num_answered: int) -> set[int]:
+        """The rows of the last token."""
+        policy.start_turn(Turn(start, start + 20))
+        policy.observe(0, _queries(20, 1), start)
+        cache.length = start + 20
+        rows: set[int] = set()
+        for _ in range(num_answered):
+            rows = _rows_of(policy.select(0, _queries(1, 1)[0], cache.length + 1), 0, 600)
+            cache.length += 1
+        return rows
+
+    cache.length = 300
+    assert turn(300, 200) == {0, 1, 2, 3, *range(420, 520)}
+    assert policy.kernel_plan() is not None
+    cache.length = 300  # undone: rows before it are gone, those from it on are new
+    assert turn(300, 5) == {0, 1, 2, 3, *range(300, 325)}
+    assert policy.kernel_plan() is None, "its window would reach back past row 300"
+    turn(325, 60)
+    assert policy.kernel_plan() is not None
+    assert set(_kernel_rows(policy, 0, 0, 406)) == {0, 1, 2, 3, *range(306, 406)}
 
 
 @pytest.mark.parametrize("num_rows", LENGTHS)

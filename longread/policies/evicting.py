@@ -16,7 +16,7 @@ from torch import Tensor
 
 from longread.cache import KVCache
 from longread.policies.base import Policy, Rereader, Turn
-from longread.policies.kept import kept_ranges, row_tensor
+from longread.policies.kept import Ranges, kept_ranges, row_tensor
 
 _EVER = 2**31 - 1  # a row past all others
 
@@ -34,6 +34,7 @@ class PromptEvicting(Policy):
     window_size: int = 256
     _cache: KVCache | None = field(default=None, init=False, repr=False)
     _num_judged: int = field(default=0, init=False, repr=False)  # rows of the prompt
+    _kept: Ranges = field(default_factory=list, init=False, repr=False)  # of the judged prompt
     _kernel_turn: Turn | None = field(default=None, init=False, repr=False)
     # Layers that were judged, None where all rows were kept; [H_kv, n] int64.
     _left: dict[int, Tensor | None] = field(default_factory=dict, init=False, repr=False)
@@ -42,6 +43,7 @@ class PromptEvicting(Policy):
         self._cache = cache
         self._num_judged = 0
         self._left.clear()
+        self._kept.clear()
         self._kernel_turn = None
 
     def start_turn(self, turn: Turn) -> None:
@@ -75,19 +77,19 @@ class PromptEvicting(Policy):
         if self._kernel_turn is None:
             assert self._cache is not None, "prepare() comes first"
             self._num_judged = self._num_judged or self._cache.length + 1
-            ranges = kept_ranges(self._num_judged, self.turn, self.sink_size, self.window_size)
-            assert len(ranges) <= 2, "the question ends the prompt"
-            num_kept = sum(end - start for start, end in ranges)
-            every = torch.arange(ranges[-1][0], device=self._cache.k.device)
-            every = every[self.sink_size :].expand(self._cache.k.shape[1], -1)
-            listed = []
             for layer_idx in range(self._cache.num_layers):
                 self._judge(layer_idx)
-                rows = self._left[layer_idx]
-                listed.append(every if rows is None else rows[:, num_kept:])
+            assert len(self._kept) <= 2, "the question ends the prompt"
+            num_kept = sum(end - start for start, end in self._kept)
+            first_kept = self._kept[-1][0]
+            every = torch.arange(self.sink_size, first_kept, device=self._cache.k.device)
+            every = every.expand(self._cache.k.shape[1], -1)
+            listed = [
+                every if r is None else r[:, num_kept:] for _, r in sorted(self._left.items())
+            ]
             num_listed = float(torch.stack([(rows >= 0).sum() for rows in listed]).sum())
             num_listed /= len(listed) * every.shape[0]
-            self._kernel_turn = Turn(ranges[-1][0], _EVER, tuple(listed), num_listed)
+            self._kernel_turn = Turn(first_kept, _EVER, tuple(listed), num_listed)
         return self._kernel_turn
 
     def choose(self, layer_idx: int, num_rows: int, kept: Tensor) -> Tensor | None:
@@ -101,8 +103,9 @@ class PromptEvicting(Policy):
         if layer_idx in self._left:
             return
         assert self._cache is not None, "prepare() comes first"
-        ranges = kept_ranges(self._num_judged, self.turn, self.sink_size, self.window_size)
-        kept = row_tensor(ranges, self._cache.k.device)
+        if not self._kept:  # of the turn that read the prompt, whichever asks for it first
+            self._kept = kept_ranges(self._num_judged, self.turn, self.sink_size, self.window_size)
+        kept = row_tensor(self._kept, self._cache.k.device)
         rows = self.choose(layer_idx, self._num_judged, kept)
         if rows is not None and rows.shape[0] == 1:
             rows = rows.expand(self._cache.k.shape[1], -1)

@@ -42,6 +42,8 @@ class Streaming(Policy):
     def start_turn(self, turn: Turn) -> None:
         super().start_turn(turn)
         if self._was_asked and self._cache is not None:
+            # Rows from the end on will be new ones: a turn before may have been undone.
+            self._first_left = min(self._first_left, self._cache.length)
             self._evict(self._cache.length)  # what the last answer's end had dropped
 
     def observe(self, layer_idx: int, q: Tensor, start: int) -> None:
@@ -57,9 +59,12 @@ class Streaming(Policy):
         self._evict(num_rows)
         return self.left(layer_idx, num_rows)
 
-    def kernel_plan(self) -> KernelPlan:
+    def kernel_plan(self) -> KernelPlan | None:
         if self.budget is None:
             return KernelPlan()
+        num_rows = self._cache.length + 1 if self._cache is not None else 0
+        if self._first_left > max(num_rows - self.window_size - self.budget, self.sink_size):
+            return None  # after a turn was undone: the window would bring rows back
         return KernelPlan(0, self.sink_size, self.window_size + self.budget)
 
     def kernel_turn(self) -> Turn:
