@@ -1,7 +1,8 @@
 """The KV rows of the documents and the conversation on the device: static slabs with a length.
 
 Owns loading, appending and truncating rows, and their form in the store's blocks; not the files
-(store.py) and not the compressed index (index.py). Keys are stored after RoPE.
+(store.py) and not the compressed index (index.py). Keys are stored after RoPE, or
+before it where documents are read by selection (past_window.py).
 """
 
 from __future__ import annotations

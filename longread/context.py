@@ -43,8 +43,9 @@ def way_to_read(
 ) -> Way:
     """By selection where it is asked for, or where the documents pass the window.
 
-    With `truncate` they are cut to the window instead. Raises UsageError where a policy other than
-    tokenselect is asked for as well, or where YaRN cannot be had.
+    With `truncate` they are cut to the window instead, but for yarn, which stretches it. Raises
+    UsageError where a policy other than tokenselect is asked for as well, or where YaRN cannot be
+    had.
     """
     can_select = settings.policy == "tokenselect"
     if settings.context == "select" and not can_select:

@@ -40,7 +40,7 @@ class StepGraph:
         num_counted: int | None,
         branch_rows: int = 0,
     ) -> None:
-        """plans: a branch's each; those that choose rows do it alike, from the first one's index.
+        """plans: a branch's each; those that choose rows do it alike, from one index.
 
         num_counted: rows whose mass and choices are counted, or None for no trace.
         """
@@ -51,7 +51,8 @@ class StepGraph:
         self.plans = tuple(plans)
         self._branch_rows = branch_rows
         choosing = [plan for plan in plans if plan.index is not None]
-        assert len({(plan.summed, plan.apart, plan.reselect) for plan in choosing}) <= 1
+        alike = {(id(p.index), p.summed, p.apart, p.reselect) for p in choosing}
+        assert len(alike) <= 1, "plans that choose do it alike"
         assert len({plan.apart for plan in plans}) == 1, "sets of one kind"
         self._summed = choosing[0].summed if choosing else True
         self._reselect = choosing[0].reselect if choosing else 1

@@ -35,7 +35,7 @@ def can_choose(plans: Sequence[KernelPlan], capacity: int) -> bool:
     budget = _least_budget(plans)
     if budget is None:
         return True
-    num_shares = -(-capacity // _share_rows(capacity, budget))
+    num_shares = -(-capacity // share_rows(capacity, budget))
     return num_shares == 1 or budget >= _LEAST_SHARE_BUDGET * num_shares
 
 
@@ -45,8 +45,8 @@ def _least_budget(plans: Sequence[KernelPlan]) -> int | None:
     return min((budget for budget in budgets if budget is not None), default=None)
 
 
-def _share_rows(capacity: int, budget: int) -> int:
-    """A share should take a whole passage; a short cache should still give many programs."""
+def share_rows(capacity: int, budget: int) -> int:
+    """Rows of a share: a whole passage should fit, and a short cache still give many programs."""
     by_budget = _SHARE_BUDGET * capacity // max(budget, 1)
     wanted = min(_SHARE_ROWS, max(by_budget, capacity // 8, 256))
     return 1 << (wanted - 1).bit_length()
@@ -105,9 +105,9 @@ class StepBuffers:
         )
         shape = (config.num_hidden_layers, count, num_sets, self.budget)
         self.chosen = torch.full(shape, -1, dtype=torch.int32, device=device)
-        share_rows = _share_rows(num_rows, _least_budget(plans) or 0)
-        num_shares = -(-num_rows // share_rows)
-        self.votes = empty(count * num_sets, num_shares, share_rows, dtype=torch.float32)
+        num_own = share_rows(num_rows, _least_budget(plans) or 0)
+        num_shares = -(-num_rows // num_own)
+        self.votes = empty(count * num_sets, num_shares, num_own, dtype=torch.float32)
         most = min(_MOST_SPLITS, max(1, _PROGRAMS // num_kv_heads), -(-num_rows // 64))
         few = -(-(self.budget + window_size + sink_size + 64) // _ROWS_A_PROGRAM)
         few = few if few <= min(3 * most, _MOST_SPLITS) else most

@@ -104,9 +104,30 @@ def test_answers_are_those_of_each_policy_alone(
     assert cache.length == NUM_ROWS
     in_torch = {place for place, policy in enumerate(policies) if policy.kernel_plan() is None}
     assert set(found) == set(range(len(policies))) - in_torch
-    assert len(decoder.captured) == 3  # group, group-max and none
+    assert len(decoder.captured) == 4  # group at two sizes of share, group-max and none
     for place, answer in found.items():
         assert answer == _alone(decoder, _policies()[place]), policies[place]
+
+
+@torch.inference_mode()
+def test_no_answer_depends_on_the_budgets_beside_it(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small budget takes larger shares: it is a step of its own."""
+    monkeypatch.setattr(
+        decoder.captured, "plan", lambda cache, policy, trace=None: policy.kernel_plan()
+    )
+    monkeypatch.setattr(decoder.captured, "most", 10)
+    policies: list[Policy] = [TokenSelect(budget=40), TokenSelect(budget=200), Dense()]
+    decoder.captured.clear()
+    cache, logits = _read(decoder, Together(policies), 4096)
+    answer_together(decoder, cache, policies, logits, 2)
+    shares = {
+        tuple(plan.budget for plan in plans): step.buffers.votes.shape[2]
+        for (plans, _, _), step in decoder.captured._steps.items()
+    }
+    assert set(shares) == {(40, None), (200,)}
+    assert shares[40, None] > shares[200,]
 
 
 def test_an_answers_rows_are_few_sizes() -> None:

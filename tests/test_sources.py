@@ -329,6 +329,11 @@ def test_what_cannot_be_measured_is_refused(capsys: Capture, model_dir: Path, da
         assert "leave other tasks, --policies and --budgets out" in capsys.readouterr().err
     assert main(["eval", "books,sources", *command[2:]]) == UsageError.exit_code
     assert "by themselves" in capsys.readouterr().err
+    for context in ("select", "yarn"):
+        assert main([*command, "--context", context]) == UsageError.exit_code
+        assert f"leave --context {context} out" in capsys.readouterr().err
+    assert main([*command, "--lengths", "130"]) == UsageError.exit_code
+    assert "no excerpt of 130 tokens holds a passage" in capsys.readouterr().err
     assert main([*command, "--lengths", "20000"]) == UsageError.exit_code
     assert "over the window of the model, which is 16,384" in capsys.readouterr().err
     assert main(command[:-2]) == UsageError.exit_code

@@ -39,6 +39,11 @@ def measure(
 
     started = time.perf_counter()
     settings, screen = run.settings, run.screen
+    if settings.context in ("select", "yarn"):
+        raise UsageError(
+            f"eval sources reads densely: leave --context {settings.context} out, and give lengths "
+            "within the model's window"
+        )
     (variant,) = parse_variants(settings.policy, settings.budget, settings)
     model_dir = prepare(settings.model, settings.models_dir, screen.progress, screen.notice)
     tokenizer, chat = Tokenizer.load(model_dir), ChatFormat.load(model_dir)
@@ -66,6 +71,10 @@ def measure(
         }
         stored = source_results.SourceFile(out, key)
         num_wanted = min(num_samples, task.num_samples(length - overhead))
+        if not num_wanted:
+            raise UsageError(
+                f"no excerpt of {length:,} tokens holds a passage: give a larger length"
+            )
         for place, sample in enumerate(samples(task, length - overhead, num_wanted, settings.seed)):
             if sample.number not in stored.samples:
                 if limit_s is not None and time.perf_counter() - started > limit_s:

@@ -1,4 +1,5 @@
-"""Results on disk: one cell for each model, task, length, policy with its fields, budget and seed.
+"""Results on disk: a cell for each model, task, length, policy with its fields, budget, seed and
+way to read.
 
 A folder holds a file for each model, length and task, MODEL/LENGTH/TASK.jsonl, with a cell a line:
 its identity, what ran it, its mean, and its samples. Files are written whole, every few seconds: a
@@ -22,7 +23,8 @@ from longread.disk import disk_errors_with
 from longread.errors import StoreError
 
 FORMAT_VERSION = 1
-# To be raised whenever the same names give other results: a policy, the index, a task, a prompt.
+# To be raised whenever the same names give other results: a policy, the index, a task, a prompt,
+# how documents are read past the window.
 RESULTS_VERSION = 2
 _SUFFIX = ".jsonl"
 _LOCK = ".lock"

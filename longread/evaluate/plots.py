@@ -75,15 +75,20 @@ def _by_budget(group: Group) -> Figure:
         # Bounds that were rounded may cross the mean by less than a float's last digit.
         error = [[max(0.0, length) for length in side] for side in (below, above)]
         axes.errorbar(places, means, yerr=error, marker="o", capsize=3, label=label)
-    if REFERENCE in group.variants:
-        level = _points(group, REFERENCE)
-        axes.axhline(level, color="black", linestyle="--", label=REFERENCE)
+    for style, variant in zip(("--", ":", "-."), _references(group), strict=False):
+        level = _points(group, variant)
+        axes.axhline(level, color="black", linestyle=style, label=variant)
     axes.set_xticks(range(len(budgets)), budgets)
     axes.set_xlabel("budget")
     axes.set_ylabel("score")
     axes.set_title(group.title, fontsize=8)
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
+
+
+def _references(group: Group) -> list[str]:
+    """Dense, as the documents were read densely or otherwise."""
+    return [v for v in group.variants if group.of_variant(v)[0].key.variant == REFERENCE]
 
 
 def _by_turn(group: Group, turns: Sequence[str]) -> Figure:
@@ -94,7 +99,7 @@ def _by_turn(group: Group, turns: Sequence[str]) -> Figure:
         shown = [variant for variant in group.variants if _parts(variant)[1] in ("", budget)]
         for number, variant in enumerate(shown):
             means = [_points(group, variant, turn) for turn in turns]
-            style = "k--" if variant == REFERENCE else "o-"
+            style = "k--" if variant in _references(group) else "o-"
             apart = _APART * (number - (len(shown) - 1) / 2)
             places = [place + apart for place in range(len(turns))]
             axes.plot(places, means, style, label=_parts(variant)[0])

@@ -16,6 +16,7 @@ from longread.cache import KVCache
 from longread.model import Decoder
 from longread.policies import KernelPlan, Policy, Rereader, TokenSelect, Turn
 from longread.policies.kept import rows_read
+from longread.step_buffers import share_rows
 
 _LEAST_BRANCH_ROWS = 128  # most answers are shorter, and so one captured step serves all tasks
 
@@ -121,23 +122,25 @@ def _groups(
     decoder: Decoder, cache: KVCache, policies: Sequence[Policy]
 ) -> list[tuple[list[int], list[KernelPlan]]]:
     """Places and plans of the policies that can be branches of one step: those that choose rows
-    alike, and with the first of these all that choose none.
+    alike, and with the first of these all that choose none. Shares of one size are part of it, so
+    that no answer depends on the budgets beside it.
     """
     groups: dict[object, tuple[list[int], list[KernelPlan]]] = {}
     plans = [
         None if decoder.is_past_window else decoder.captured.plan(cache, policy)
         for policy in policies
     ]
-    kinds = [_kind(plan) for plan in plans if plan is not None and plan.index is not None]
-    together = next((kind for kind in kinds if not kind[1]), None)
+    choosing = [plan for plan in plans if plan is not None and plan.index is not None]
+    together = next((_kind(plan, cache) for plan in choosing if not plan.apart), None)
     for place, plan in enumerate(plans):
         if plan is not None:
-            key = _kind(plan) if plan.index is not None else together
+            key = _kind(plan, cache) if plan.index is not None else together
             places, group = groups.setdefault(key, ([], []))
             places.append(place)
             group.append(plan)
     return list(groups.values())
 
 
-def _kind(plan: KernelPlan) -> tuple[object, bool, bool, int]:
-    return id(plan.index), plan.apart, plan.summed, plan.reselect
+def _kind(plan: KernelPlan, cache: KVCache) -> tuple[int, ...]:
+    num_rows = share_rows(cache.capacity, plan.budget or 0)
+    return id(plan.index), plan.apart, plan.summed, plan.reselect, num_rows
