@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from longread.atomic import FileStamp, open_verified
-from longread.tensorfile import ReadFiles, parse_header, read_each, tensors_of
+from longread.tensorfile import ReadFiles, header_len, parse_header, read_each, tensors_of
 
 NUM_THREADS = 8
 _CHUNK_BYTES = 8 << 20  # of a buffer; two for each thread: pinning memory takes time as well
@@ -89,8 +89,7 @@ def load_tensors(
         if not crew.lanes:
             return None
         fd = file.fileno()
-        header_len = int.from_bytes(os.pread(fd, 8, 0), "little")
-        spans = parse_header(os.pread(fd, header_len, 8))
+        spans = parse_header(os.pread(fd, header_len(os.pread(fd, 8, 0)), 8))
         tensors, parts = {}, []
         for name, span in spans.items():
             tensors[name] = torch.empty(span.shape, dtype=span.dtype, device=device)

@@ -32,6 +32,7 @@ _DTYPE_NAMES = {
     "I64": "int64",
     "BOOL": "bool",
 }
+MAX_HEADER_BYTES = 100_000_000  # as the safetensors library has it
 _ALIGNMENT = 8  # bytes; wide types come first, so that each tensor starts at a multiple of its item
 
 
@@ -110,8 +111,12 @@ def tensors_of(data: Tensor) -> dict[str, Tensor]:
     import torch
 
     # Outside the try: what goes wrong on a device says nothing about the file.
-    header_len = int.from_bytes(_bytes(data[:8]), "little")
-    header = _bytes(data[8 : 8 + min(header_len, data.numel())])
+    first_bytes = _bytes(data[:8])
+    try:
+        num_bytes = header_len(first_bytes)
+    except ValueError as error:
+        raise Damaged("is not a safetensors file") from error
+    header = _bytes(data[8 : 8 + num_bytes])
     try:
         tensors = {}
         for name, span in parse_header(header).items():
@@ -123,6 +128,14 @@ def tensors_of(data: Tensor) -> dict[str, Tensor]:
         return tensors
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise Damaged("is not a safetensors file") from error
+
+
+def header_len(first_bytes: bytes) -> int:
+    """Bytes of the JSON that follows. first_bytes: the file's first 8. Raises ValueError."""
+    num_bytes = int.from_bytes(first_bytes, "little")
+    if num_bytes > MAX_HEADER_BYTES:
+        raise ValueError(f"a header of {num_bytes:,} bytes")
+    return num_bytes
 
 
 def parse_header(header: bytes) -> dict[str, Span]:
