@@ -12,12 +12,16 @@ import os
 import re
 import stat
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
+from longread.atomic import sync_dir
 from longread.config import Settings
 from longread.errors import StoreError, UsageError
 from longread.events import (
@@ -34,6 +38,8 @@ FORMAT_VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _SUFFIX = ".json"
 _TEMP_PREFIX = ".saving-"
+_CHECKSUM = "checksum"
+_SAVING_TAKES_AT_MOST_S = 3600.0  # an older file of that prefix was left by a killed process
 _ANSWER_SETTINGS = (
     "dtype",
     "kv_dtype",
@@ -118,7 +124,9 @@ def save(sessions_dir: Path, session: SavedSession) -> Path:
     path = _path(sessions_dir, session.name)
     try:
         _make_private(sessions_dir)
-        _write_atomically(path, json.dumps(session_record(session)))
+        _sweep(sessions_dir)
+        record = session_record(session)
+        _write_atomically(path, json.dumps({**record, _CHECKSUM: _checksum(record)}))
     except OSError as error:
         raise _store_error("save the session in", sessions_dir, error) from error
     return path
@@ -145,8 +153,12 @@ def load(sessions_dir: Path, name: str) -> SavedSession:
             "update longread"
         )
     try:
-        return _session_from(record)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        # Files of before there were checksums have none.
+        if record.pop(_CHECKSUM, None) not in (None, _checksum(record)):
+            raise _damaged(path, name)
+        # The name is the file's: a copy under another one is a session of its own.
+        return dataclasses.replace(_session_from(record), name=name)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise _damaged(path, name) from error
 
 
@@ -178,6 +190,19 @@ def _make_private(sessions_dir: Path) -> None:
             sessions_dir.chmod(mode & 0o700)
 
 
+def _sweep(sessions_dir: Path) -> None:
+    """Delete what killed processes left: nobody sees it, and what was said stands in it."""
+    for path in sessions_dir.glob(f"{_TEMP_PREFIX}*"):
+        with suppress(OSError):
+            if abs(time.time() - path.stat().st_mtime) > _SAVING_TAKES_AT_MOST_S:
+                path.unlink()
+
+
+def _checksum(record: dict[str, Any]) -> str:
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    return xxhash.xxh3_128_hexdigest(text.encode())
+
+
 def _is_ours(name: str) -> bool:
     stem, suffix = os.path.splitext(name)
     return (
@@ -201,6 +226,7 @@ def _write_atomically(path: Path, content: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temp_name, path)
+        sync_dir(path.parent)
     except BaseException:
         Path(temp_name).unlink(missing_ok=True)
         raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack, suppress
@@ -25,6 +26,7 @@ from longread.store_dirs import DELETED_SUFFIX, NEW_SUFFIX, StoreDirs
 
 FREE_MARGIN_BYTES = 256 << 20  # left free on the disk for everyone else
 QUARANTINE_MAX_BYTES = 256 << 20
+CLOCK_SKEW_S = 3600.0  # by which a network disk's clock may be ahead
 RECORDS_LOCK = "documents"
 _STORE_LOCK = "store"
 
@@ -78,7 +80,9 @@ class Space:
             found += [_record_item(path) for path in records]
             for path in _children(self._dirs.quarantine):
                 found.append(Item(path, "rubbish", None, 0.0, _inodes([path])))
-        return sorted(found, key=lambda item: item.last_used_s)
+        # A time to come was taken from a wrong clock; if it counted, its item would stay for years.
+        now_s = time.time() + CLOCK_SKEW_S
+        return sorted(found, key=lambda item: (0 < item.last_used_s < now_s, item.last_used_s))
 
     def reserve(self, num_bytes: int, *, own_key: str | None = None, notice: NoticeFn) -> None:
         """Make room for `num_bytes` more, evicting what was not used for longest.

@@ -265,8 +265,11 @@ class Store:
                 raise Damaged("belongs to another entry")
             return manifest
         except OtherVersion as other:  # the key covers the version, so only by hand
+            aside = path.with_name(f"{key}.v{other}")
+            if os.path.exists(aside):
+                self._delete(aside)
             with disk_errors("set aside", path):
-                os.rename(path, path.with_name(f"{key}.v{other}"))
+                os.rename(path, aside)
         except Damaged as error:
             self._space.quarantine(path / MANIFEST_NAME, key)
             self._delete(path)

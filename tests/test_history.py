@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def test_settings_of_a_turn_come_back_and_may_lack(tmp_path: Path) -> None:
     path = history.save(tmp_path, saved)
     assert history.load(tmp_path, "book") == saved
     record = json.loads(path.read_text())
-    del record["turns"][0]["settings"]
+    del record["turns"][0]["settings"], record["checksum"]
     path.write_text(json.dumps(record))
     assert history.load(tmp_path, "book").turns[0].settings == {}
 
@@ -61,7 +62,12 @@ def test_sessions_of_before_support_was_told_are_read(tmp_path: Path) -> None:
     assert history.load(tmp_path, "book") == saved
     record = json.loads(path.read_text())
     old = record["turns"][0]["answer"]
-    del old["supported"], old["selection"]["heads"], old["selection"]["passages"][0]["marks"]
+    del (
+        record["checksum"],
+        old["supported"],
+        old["selection"]["heads"],
+        old["selection"]["passages"][0]["marks"],
+    )
     path.write_text(json.dumps(record))
     loaded = history.load(tmp_path, "book").turns[0].answer
     assert loaded.supported
@@ -100,6 +106,32 @@ def test_saving_again_replaces(tmp_path: Path) -> None:
     shorter = dataclasses.replace(make_session(), turns=())
     history.save(tmp_path, shorter)
     assert history.load(tmp_path, "book") == shorter
+
+
+def test_a_copy_under_another_name_does_not_replace_what_it_was_made_from(tmp_path: Path) -> None:
+    path = history.save(tmp_path, make_session())
+    (tmp_path / "copy.json").write_bytes(path.read_bytes())
+    copy = history.load(tmp_path, "copy")
+    history.save(tmp_path, dataclasses.replace(copy, turns=()))
+    assert history.load(tmp_path, "book") == make_session()
+    assert history.load(tmp_path, "copy").turns == ()
+
+
+def test_altered_words_are_damage(tmp_path: Path) -> None:
+    path = history.save(tmp_path, make_session())
+    path.write_text(path.read_text().replace("May 7", "May 9"))
+    with pytest.raises(StoreError, match="damaged.*sessions rm book"):
+        history.load(tmp_path, "book")
+
+
+def test_what_killed_processes_left_goes_and_what_others_write_now_stays(tmp_path: Path) -> None:
+    history.save(tmp_path, make_session())
+    for name, age_s in (("old", 7200), ("now", 0), ("after the clock was wrong", -7200)):
+        left = tmp_path / f".saving-{name}"
+        left.write_text("what was said")
+        os.utime(left, (time.time() - age_s, time.time() - age_s))
+    history.save(tmp_path, make_session())
+    assert sorted(os.listdir(tmp_path)) == [".saving-now", "book.json"]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a b", "ä", "a\n", "x" * 101])

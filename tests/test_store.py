@@ -150,6 +150,21 @@ def test_eviction_stops_when_there_is_room(tmp_path: Path) -> None:
     assert keys(store) == {made[2]}
 
 
+def test_times_that_have_not_come_do_not_keep_an_entry(tmp_path: Path) -> None:
+    size = entry_bytes(tmp_path)
+    store = make_store(tmp_path, max_bytes=int(3.5 * size))
+    made = [fill(store, ids(N, seed=seed)) for seed in range(3)]
+    age(store, made[0], -20 * 365 * 86400)  # while the clock was wrong
+    age(store, made[1], -10 * 365 * 86400)
+    age(store, made[2], 100)
+    store.reserve(size)
+    assert keys(store) == {made[0], made[2]}
+    fill(store, ids(N, seed=3))
+    store.reserve(size)
+    assert made[0] not in keys(store) and made[2] in keys(store)
+    assert store.prune(older_than_s=86400).num_removed == 0
+
+
 def test_the_cap_holds_while_entries_are_written(tmp_path: Path) -> None:
     size = entry_bytes(tmp_path)
     store = make_store(tmp_path, max_bytes=int(2.5 * size))
@@ -348,6 +363,21 @@ def test_records_count_and_are_evicted_like_entries(tmp_path: Path) -> None:
         False,
         False,
     ]
+
+
+def test_an_entry_of_another_format_is_set_aside_and_again(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    for _ in range(2):
+        key = fill(store, ids(N))
+        path = store.root / "kv" / key / "manifest.json"
+        text = path.read_text()
+        path.write_text(text.replace('"version":1', '"version":0'))
+        assert path.read_text() != text
+        with store.entry(BASE, ids(N), row_dims=ROW_DIMS) as entry:
+            assert entry.num_ready == 0
+    assert [path.name for path in (store.root / "kv").iterdir()] == [f"{key}.v0"]
+    assert store.prune(max_bytes=0).num_removed == 1
+    assert list((store.root / "kv").iterdir()) == []
 
 
 def test_verify_finds_every_damaged_file(tmp_path: Path) -> None:
