@@ -209,7 +209,7 @@ def clock_jumps(pristine: Path, tally: Tally) -> None:
                 try:
                     use(mutate_store.open_store(work), tally, f"clock {jump_s:+.0f}", may_lack=0)
                 finally:
-                    time.time = real  # type: ignore[misc]
+                    time.time = real
                 tally.add("clock jumps")
 
 
@@ -311,15 +311,18 @@ def sessions(work: Path, num_mutations: int, chance: random.Random, tally: Tally
 
 
 def damaged_sessions(work: Path, number: int, chance: random.Random, tally: Tally) -> None:
-    """Noise in place of a session, then small damage: an error, or the session as it was."""
+    """Noise in place of a session, then small damage: an error, or the session as it was.
+
+    Another session's whole file is no damage: people copy and rename these files.
+    """
     written = session("second", "old")
-    others = [work / "first.json"]
-    for kind in ("noise", *(chance.choice(mutate_store.KINDS) for _ in range(number))):
+    kinds = [kind for kind in mutate_store.KINDS if kind != "swap"]
+    for kind in ("noise", *(chance.choice(kinds) for _ in range(number))):
         path = history.save(work, written)
         if kind == "noise":
             path.write_bytes(chance.randbytes(NUM_RANDOM_BYTES))
         else:
-            mutate_store.mutate(path, kind, chance, others)
+            mutate_store.mutate(path, kind, chance, [])
         tally.add("damaged session files")
         try:
             if history.load(work, "second") != written:

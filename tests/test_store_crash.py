@@ -137,7 +137,7 @@ def test_every_crash_point_of_a_removal(tmp_path: Path) -> None:
     [
         ["kill_campaign.py", "--rounds", "10"],
         ["mutate_store.py", "--mutations", "60"],
-        ["fault_campaign.py", "--kills", "2", "--mutations", "2"],
+        ["fault_campaign.py", "--kills", "2", "--mutations", "2", "--stride", "37"],
     ],
     ids=["kill", "mutate", "other faults"],
 )
@@ -158,7 +158,7 @@ def test_the_campaign_would_notice(broken: str) -> None:
             "m.use(m.open_store(root), [])\n"
             f"m.{broken}\n"
             "tally = f.Tally()\n"
-            "f.use(m.open_store(root), tally, 'made', may_lack=False)\n"
+            "f.use(m.open_store(root), tally, 'made', may_lack=0)\n"
             "print(len(tally.wrong), len(tally.lost))",
         ]
     )
