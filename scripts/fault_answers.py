@@ -4,7 +4,8 @@
 
 A document is read and asked about once; each fault meets a fresh copy of that cache (or an empty
 one) and the question is asked again. The answer, its citations and its passages must be those of
-the first time, or an error must say what to do. The model is the tests' own (tests/tiny.py).
+the first time, or an error must say what to do; then it is asked once more, with the disk in order.
+Killed sessions are kill_session.py's and count too. The model is the tests' own (tests/tiny.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import kill_session
 import torch
 from faulty_disk import FULL, READ_ONLY, from_call, refuse
 
@@ -28,7 +30,8 @@ from longread.session import Session
 
 REPO = Path(__file__).resolve().parent.parent
 DOCUMENT = REPO / "sample_docs" / "us_constitution.txt"
-NUM_CHARS = 12_000  # over two blocks of the cache with the tiny model's tokens
+NUM_CHARS = 12_000  # two blocks of the cache with the tiny model's tokens
+NUM_CHARS_TO_KILL = 26_000  # over two whole blocks
 QUESTION = "How are senators chosen?"
 NUM_RANDOM_BYTES = 1_000_000
 
@@ -71,9 +74,8 @@ class Trial:
         self.expected = answer(replace(settings, cache_dir=self.pristine), self.document)
         self.findings = Findings()
 
-    def check(self, kind: str, name: str) -> None:
-        """Ask on the cache as it now is; the cache goes afterwards."""
-        self.findings.faults[kind] += 1
+    def check(self, name: str) -> None:
+        """Ask on the cache as it now is."""
         try:
             found = answer(self.settings, self.document)
         except StoreError as error:
@@ -88,8 +90,17 @@ class Trial:
             self.findings.wrong.append(f"{name}: the passages differ")
 
 
-def campaign(seed: int, stride: int) -> Findings:
-    """All faults; of the writing calls, only each so many-th."""
+def killed_sessions(trial: Trial, root: Path, rounds: int, seed: int) -> None:
+    """Sessions that read a longer document are killed; the next one goes on where they were."""
+    document = root / "longer.txt"
+    document.write_text(DOCUMENT.read_text(encoding="utf-8")[:NUM_CHARS_TO_KILL])
+    killed = kill_session.campaign(trial.settings.model, str(document), rounds, seed)
+    trial.findings.faults["sessions killed while they read"] += rounds - killed.too_late
+    trial.findings.wrong += [f"killed session: {problem}" for problem in killed.problems]
+
+
+def campaign(seed: int, stride: int, rounds: int) -> Findings:
+    """All faults; of the writing calls, only each so many-th. rounds: of killed sessions."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as directory:
         trial = Trial(Path(directory))
@@ -100,8 +111,9 @@ def campaign(seed: int, stride: int) -> Findings:
             name = path.relative_to(trial.pristine)
             shutil.copytree(trial.pristine, trial.work)
             (trial.work / name).write_bytes(chance.randbytes(NUM_RANDOM_BYTES))
-            trial.check("answers from a cache with noise", str(name))
-            trial.check("answers from a cache with noise", f"{name}, again")
+            trial.findings.faults["answers from a cache with noise"] += 1
+            trial.check(str(name))
+            trial.check(f"{name}, again")
             shutil.rmtree(trial.work)
         for kind, (number, names) in (("a full disk", FULL), ("a read-only disk", READ_ONLY)):
             for is_new in (True, False):
@@ -109,11 +121,13 @@ def campaign(seed: int, stride: int) -> Findings:
                     if not is_new:
                         shutil.copytree(trial.pristine, trial.work)
                     with from_call(num_calls, names, refuse(number)) as struck:
-                        trial.check(f"answers on {kind}", f"{kind} at call {num_calls}")
-                    trial.check(f"answers after {kind}", f"after {kind} at call {num_calls}")
+                        trial.check(f"{kind} at call {num_calls}")
+                    trial.check(f"after {kind} at call {num_calls}")
                     shutil.rmtree(trial.work, ignore_errors=True)
                     if not struck:
                         break
+                    trial.findings.faults[f"answers on {kind}"] += 1
+        killed_sessions(trial, Path(directory), rounds, seed)
     return trial.findings
 
 
@@ -121,9 +135,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--stride", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=40)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    findings = campaign(options.seed, options.stride)
+    findings = campaign(options.seed, options.stride, options.rounds)
     for kind, number in findings.faults.items():
         print(f"{kind:<40} {number:>5}")
     print(f"refused with a remedy: {findings.refused}; wrong answers: {len(findings.wrong)}")

@@ -3,12 +3,12 @@
     python scripts/fault_campaign.py > docs/campaigns/faults.txt
 
 Randomly killed writers and damaged files are kill_campaign.py's and mutate_store.py's, answers of a
-tiny model fault_answers.py's; they count too. Here come the others: a writer that dies at each
-writing call in turn, a disk that is full or turns read-only at each, several processes on one
-document, clocks that jump, another format version, a million random bytes in place of each file,
-and a cache that is spread over two file systems. After each fault all is read again: rows, index
-and record must be right, and what was durable before must be there, unless its own file is what
-was damaged.
+tiny model and killed sessions fault_answers.py's; they count too. Here come the others: a writer
+that dies at each writing call in turn, a disk that is full or turns read-only at each, several
+processes on one document, clocks that jump, another format version, a million random bytes in place
+of each file, and a cache that is spread over two file systems. After each fault all is read again:
+rows, index and record must be right, and what was durable before must be there, unless its own file
+is what was damaged.
 """
 
 from __future__ import annotations
@@ -190,9 +190,9 @@ def crowd(num_processes: int, work: Path, tally: Tally, *, pruned: bool = False)
     workers = [work_on_it] * (num_processes - pruned) + [empty_it] * pruned
     for pid in [in_child(worker) for worker in workers]:
         _, status = os.waitpid(pid, 0)
-        tally.add(kind)
         if status:
             tally.wrong.append(f"{kind}: one ended with status {status}")
+    tally.add(kind)
     use(mutate_store.open_store(work), tally, kind, may_lack=1000 if pruned else 0)
     shutil.rmtree(work)
 
@@ -305,7 +305,7 @@ def sessions(work: Path, num_mutations: int, chance: random.Random, tally: Tally
     saving = [in_child(lambda: bool(history.save(work, session("first", "new")))) for _ in range(8)]
     tally.wrong += ["a process that saved failed" for pid in saving if os.waitpid(pid, 0)[1]]
     check("8 processes save one session")
-    tally.add("8 processes save one session", 8)
+    tally.add("8 processes save one session")
     damaged_sessions(work, num_mutations, chance, tally)
     check("another session was damaged")
 
@@ -344,7 +344,7 @@ def campaign(seed: int, stride: int) -> Tally:
         deaths(pristine, stride, tally)
         for kind in DISKS:
             refusing_disk(pristine, kind, stride, tally)
-        for num_processes in (2, 8):
+        for num_processes in (2, 8) * max(10 // stride, 1):
             crowd(num_processes, pristine.with_name("crowd"), tally)
             crowd(num_processes, pristine.with_name("crowd"), tally, pruned=True)
         clock_jumps(pristine, tally)
@@ -375,7 +375,7 @@ def main() -> int:
     if not options.no_answers:
         import fault_answers
 
-        answers = fault_answers.campaign(options.seed, 7 * options.stride)
+        answers = fault_answers.campaign(options.seed, 7 * options.stride, 40 // options.stride)
         for kind, number in answers.faults.items():
             tally.add(kind, number)
         tally.wrong += answers.wrong

@@ -166,6 +166,25 @@ def test_the_campaign_would_notice(broken: str) -> None:
     assert (wrong > 0, lost > 0) == ("is_right" in broken, "RECORD" in broken)
 
 
+@pytest.mark.parametrize("fails", ("problems.append('x')", "raise KeyError"))
+def test_the_campaign_would_notice_a_process_that_fails(fails: str) -> None:
+    result = _run(
+        [
+            "-c",
+            "import pathlib, tempfile, fault_campaign as f, mutate_store as m\n"
+            "root = pathlib.Path(tempfile.mkdtemp()) / 'root'\n"
+            "tally, use, parent = f.Tally(), m.use, f.os.getpid()\n"
+            "def fail(store, problems):\n"
+            f"    if f.os.getpid() != parent: {fails}\n"
+            "    return use(store, problems)\n"
+            "m.use = fail\n"
+            "f.crowd(2, root, tally)\n"
+            "print(len([p for p in tally.wrong if 'ended with' in p]))",
+        ]
+    )
+    assert result.stdout == "2\n", result.stderr
+
+
 def _run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join((str(SCRIPTS.parent), str(SCRIPTS)))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
