@@ -1,7 +1,7 @@
 """Run a command in a terminal of its own and draw what it showed as an SVG.
 
-    python scripts/record_terminal.py docs/terminal.svg longread ask sample_docs/us_constitution.pdf \
-        "When was Amendment XXVII ratified?" --show-selected
+    python scripts/record_terminal.py docs/terminal.svg longread ask \
+        sample_docs/us_constitution.pdf "When was Amendment XXVII ratified?" --pages 12
 
 Lines that a progress bar wrote over are left out, as a reader of the terminal sees them last.
 """
