@@ -126,6 +126,7 @@ def test_all_rows_give_the_logits_of_torch(narrow: Decoder, ids: Tensor, policy:
         Streaming(budget=0, window_size=7),
         SnapKV(budget=60, window_size=16),
         SnapKV(budget=NUM_ROWS + 100, window_size=16),
+        SnapKV(budget=None, window_size=16),
         PyramidKV(budget=60, window_size=QUESTION_LEN + 9),
     ),
     ids=str,

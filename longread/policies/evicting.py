@@ -74,6 +74,8 @@ class PromptEvicting(Policy):
 
         Judges the prompt, if nothing has yet.
         """
+        if self.budget is None:
+            return self.turn  # all rows are read, and none is listed
         if self._kernel_turn is None:
             assert self._cache is not None, "prepare() comes first"
             self._num_judged = self._num_judged or self._cache.length + 1
