@@ -56,8 +56,8 @@ class Evidence:
         self._row_shares = rows / rows.sum().clamp(min=1e-12)
         starts = torch.tensor([span.token_start for span in self._spans], dtype=torch.int64)
         ends = torch.tensor([span.token_end for span in self._spans], dtype=torch.int64)
-        self._lifts = _sums(self._row_lifts, starts, ends)  # [passages], float64 on the CPU
-        self._shares = _sums(self._row_shares, starts, ends)
+        self._lifts = range_sums(self._row_lifts, starts, ends)  # [passages], float64 on the CPU
+        self._shares = range_sums(self._row_shares, starts, ends)
 
     @property
     def support(self) -> float:
@@ -135,7 +135,7 @@ class Evidence:
         if rows.numel() == 0:
             return ()
         edges = torch.linspace(0, rows.numel(), min(num_slices, rows.numel()) + 1).long()
-        return tuple(_sums(rows, edges[:-1], edges[1:]).tolist())
+        return tuple(range_sums(rows, edges[:-1], edges[1:]).tolist())
 
     def _best(self, limit: int) -> list[int]:
         """Places in `_spans` of what was attended to at all."""
@@ -195,7 +195,8 @@ def row_mass(mass: Tensor, prompt: DocumentPrompt) -> Tensor:
     return rows * inside
 
 
-def _sums(rows: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
+def range_sums(rows: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
+    """The sum of each range [starts, ends) of rows [S]."""
     cumulative = torch.cat((rows.new_zeros(1), rows.cumsum(0)))
     return cumulative[ends] - cumulative[starts]
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from last_event import last_event
 
 from longread.config import Settings
 from longread.errors import UsageError
-from longread.events import Answer, Event
+from longread.events import Answer
 from longread.evidence import cut_passages
 from longread.session import Session
 
@@ -27,20 +27,15 @@ def document(tmp_path: Path) -> Path:
     return path
 
 
-def _last(events: Iterable[Event]) -> Event:
-    *_, last = events
-    return last
-
-
 def _ask(session: Session, question: str = "Who makes laws?") -> Answer:
-    answer = _last(session.ask(question))
+    answer = last_event(session.ask(question))
     assert isinstance(answer, Answer)
     return answer
 
 
 def _opened(settings: Settings, *sources: Path) -> Session:
     session = Session(settings)
-    _last(session.open([str(source) for source in sources]))
+    last_event(session.open([str(source) for source in sources]))
     session.reading.follows_tokens = True
     return session
 

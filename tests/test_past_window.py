@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +9,13 @@ import inline_reader  # noqa: F401
 import pytest
 import tiny
 import torch
+from last_event import last_event
 from torch import Tensor
 
 from longread import past_window
 from longread.config import Settings
 from longread.errors import ContextError, UsageError
-from longread.events import Answer, Event, Notice, Opened
+from longread.events import Answer, Opened
 from longread.model import Decoder
 from longread.policies import Dense, TokenSelect, Turn
 from longread.session import Session
@@ -199,15 +199,6 @@ def test_reading_goes_on_where_it_was_left(converted: Path) -> None:
     torch.testing.assert_close(parts.v, whole.v)
 
 
-def _last(events: Iterable[Event], notices: list[str] | None = None) -> Event:
-    last = None
-    for last in events:
-        if notices is not None and isinstance(last, Notice):
-            notices.append(last.message)
-    assert last is not None
-    return last
-
-
 @pytest.fixture
 def long_settings(converted: Path, settings: Settings, tmp_path: Path) -> Settings:
     """A model whose window the Constitution passes by far."""
@@ -218,18 +209,18 @@ def long_settings(converted: Path, settings: Settings, tmp_path: Path) -> Settin
 def test_a_session_reads_on_by_selection_and_says_so(long_settings: Settings) -> None:
     notices: list[str] = []
     session = Session(long_settings)
-    opened = _last(session.open([str(CONSTITUTION)]), notices)
+    opened = last_event(session.open([str(CONSTITUTION)]), notices)
     assert isinstance(opened, Opened) and opened.cache.tokens_prefilled > tiny.WINDOW
     assert any("are read by selection" in text and "1,024" in text for text in notices)
     answers = []
     for _ in range(2):
-        answer = _last(session.ask("When was Amendment XXVII ratified?"))
+        answer = last_event(session.ask("When was Amendment XXVII ratified?"))
         assert isinstance(answer, Answer) and 0 < answer.selection.fraction_kept < 0.1
         answers.append(answer.text)
     again = Session(long_settings)
-    reopened = _last(again.open([str(CONSTITUTION)]))
+    reopened = last_event(again.open([str(CONSTITUTION)]))
     assert isinstance(reopened, Opened) and reopened.cache.hit
-    answer = _last(again.ask("When was Amendment XXVII ratified?"))
+    answer = last_event(again.ask("When was Amendment XXVII ratified?"))
     assert isinstance(answer, Answer) and answer.text == answers[0]
 
 
@@ -240,13 +231,13 @@ def test_how_documents_are_read_is_part_of_the_entry(
     short = tmp_path / "short.txt"
     short.write_text(CONSTITUTION.read_text()[:1000])
     for context in ("dense", "select"):
-        opened = _last(Session(replace(long_settings, context=context)).open([str(short)]))
+        opened = last_event(Session(replace(long_settings, context=context)).open([str(short)]))
         assert isinstance(opened, Opened) and not opened.cache.hit
 
 
 def test_what_cannot_go_on_past_the_window_is_refused(long_settings: Settings) -> None:
     def open_with(**changes: str) -> None:
-        _last(Session(replace(long_settings, **changes)).open([str(CONSTITUTION)]))  # type: ignore[arg-type]
+        last_event(Session(replace(long_settings, **changes)).open([str(CONSTITUTION)]))  # type: ignore[arg-type]
 
     with pytest.raises(ContextError, match="the window of .* is 1,024"):
         open_with(context="dense")
@@ -273,11 +264,11 @@ def test_what_another_document_begins_with_is_read_as_a_whole(
     second.write_text(text, encoding="utf-8")
     fresh = replace(long_settings, no_cache=True, context="select")
     alone, after = Session(fresh), Session(replace(long_settings, context="select"))
-    _last(alone.open([str(second)]))
-    _last(after.open([str(first)]))
+    last_event(alone.open([str(second)]))
+    last_event(after.open([str(first)]))
     after.close()
     after = Session(replace(long_settings, context="select"))
-    opened = _last(after.open([str(second)]))
+    opened = last_event(after.open([str(second)]))
     assert isinstance(opened, Opened)
     assert opened.cache.tokens_reused > CHUNK and opened.cache.tokens_reused % CHUNK == 0
     whole, joined = alone._cache, after._cache

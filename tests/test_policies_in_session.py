@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from last_event import last_event
 
 from longread.config import POLICY_NAMES, Settings
-from longread.events import Answer, Event
+from longread.events import Answer
 from longread.policies import POLICIES
 from longread.reread import DocumentRereader
 from longread.session import Session
@@ -18,13 +18,8 @@ CONSTITUTION = Path(__file__).parent.parent / "sample_docs/us_constitution.txt"
 QUESTIONS = ("Who makes laws?", "How long is a term?", "Who may vote?")
 
 
-def _last(events: Iterable[Event]) -> Event:
-    *_, last = events
-    return last
-
-
 def _ask(session: Session, question: str) -> Answer:
-    answer = _last(session.ask(question))
+    answer = last_event(session.ask(question))
     assert isinstance(answer, Answer)
     return answer
 

@@ -6,18 +6,18 @@ import io
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from filelock import FileLock
+from last_event import last_event
 
 from longread.config import Settings
 from longread.document import document_text
 from longread.errors import ContextError, ModelError, StoreError, UsageError
-from longread.events import Answer, Event, Notice, Opened, Progress, Text
+from longread.events import Answer, Notice, Opened, Progress, Text
 from longread.manifest import BLOCK_LEN
 from longread.model import Decoder
 from longread.session import Session
@@ -32,19 +32,14 @@ def document(tmp_path: Path) -> Path:
     return path
 
 
-def _last(events: Iterable[Event]) -> Event:
-    *_, last = events
-    return last
-
-
 def _open(session: Session, *sources: Path, pages: str | None = None) -> Opened:
-    opened = _last(session.open([str(source) for source in sources], pages=pages))
+    opened = last_event(session.open([str(source) for source in sources], pages=pages))
     assert isinstance(opened, Opened)
     return opened
 
 
 def _ask(session: Session, question: str = "Who makes laws?") -> Answer:
-    answer = _last(session.ask(question))
+    answer = last_event(session.ask(question))
     assert isinstance(answer, Answer)
     return answer
 
@@ -376,7 +371,7 @@ def test_an_empty_question_is_a_usage_error(
 def test_stdin_is_a_document(settings: Settings) -> None:
     session = Session(settings)
     stdin = io.BytesIO(b"The cat sat on the mat. " * 20)
-    opened = _last(session.open(["-"], stdin=stdin))
+    opened = last_event(session.open(["-"], stdin=stdin))
     assert isinstance(opened, Opened) and opened.cache.tokens_prefilled > 50
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +9,11 @@ import inline_reader  # noqa: F401
 import pytest
 import tiny
 import torch
+from last_event import last_event
 
 from longread.config import Settings
 from longread.errors import UsageError
-from longread.events import Answer, Event, Notice, Opened
+from longread.events import Answer, Opened
 from longread.model import Decoder
 from longread.policies import Dense
 from longread.rope import stretched, yarn_factor
@@ -84,15 +84,6 @@ def test_a_scaling_that_yarn_cannot_replace_is_refused(tmp_path: Path) -> None:
         yarn_factor(config, config.window + 1)
 
 
-def _last(events: Iterable[Event], notices: list[str] | None = None) -> Event:
-    last = None
-    for last in events:
-        if notices is not None and isinstance(last, Notice):
-            notices.append(last.message)
-    assert last is not None
-    return last
-
-
 @pytest.mark.parametrize("policy", ("tokenselect", "dense"))
 def test_a_session_reads_on_with_yarn_and_says_so(
     tmp_path: Path, settings: Settings, policy: str
@@ -103,13 +94,13 @@ def test_a_session_reads_on_with_yarn_and_says_so(
     settings = replace(settings, model=model, max_tokens=8, context="yarn", policy=policy)
     notices: list[str] = []
     session = Session(settings)
-    opened = _last(session.open([str(document)]), notices)
+    opened = last_event(session.open([str(document)]), notices)
     assert isinstance(opened, Opened) and tiny.WINDOW < opened.cache.tokens_prefilled
     assert any("YaRN makes 4 times longer" in text and "1,024" in text for text in notices)
-    answer = _last(session.ask("When was Amendment XXVII ratified?"))
+    answer = last_event(session.ask("When was Amendment XXVII ratified?"))
     assert isinstance(answer, Answer) and answer.usage.answer_tokens > 0
-    reopened = _last(Session(settings).open([str(document)]))
+    reopened = last_event(Session(settings).open([str(document)]))
     assert isinstance(reopened, Opened) and reopened.cache.hit
     longer_answers = replace(settings, max_tokens=4 * tiny.WINDOW)
-    opened = _last(Session(longer_answers).open([str(document)]))
+    opened = last_event(Session(longer_answers).open([str(document)]))
     assert isinstance(opened, Opened) and not opened.cache.hit, "another factor, another entry"

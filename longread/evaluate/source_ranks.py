@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from longread.evidence import range_sums
+
 
 @dataclass(frozen=True, eq=False)
 class Looked:
@@ -103,8 +105,7 @@ def passage_scores(rows: Tensor, starts: Tensor, ends: Tensor, passage: str) -> 
     if passage == "max":
         bounds = zip(starts.tolist(), ends.tolist(), strict=True)
         return torch.stack([rows[start:end].max() for start, end in bounds])
-    cumulative = torch.cat((rows.new_zeros(1), rows.cumsum(0)))
-    sums = cumulative[ends] - cumulative[starts]
+    sums = range_sums(rows, starts, ends)
     return sums / (ends - starts) if passage == "mean" else sums
 
 
