@@ -1,5 +1,5 @@
 """Attention of one token over the kept and the chosen rows of each KV head, or over all rows: parts
-of the rows in parallel (flash decoding), then the merge.
+of the rows in parallel (flash decoding), which merge.py puts together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from longread_kernels.launch import (
     slab_row,
     wait_for_inputs,
 )
-from longread_kernels.tables import Kept
+from longread_kernels.merge import merge_parts
+from longread_kernels.tables import Kept, StandIns
 from torch import Tensor
 
 _LOG2_E = 1.4426950408889634
@@ -154,38 +155,6 @@ def attend_kernel(
     tl.store(part_stats_ptr + part * 2 + 1, total, mask=in_group)
 
 
-@triton.jit
-def merge_kernel(
-    part_ptr,
-    part_stats_ptr,
-    out_ptr,
-    log_sum_ptr,
-    num_splits,
-    head_dim,
-    SPLITS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    head = tl.program_id(0).to(tl.int64)
-    splits, columns = tl.arange(0, SPLITS), tl.arange(0, HEAD_DIM)
-    split_inside, column_inside = splits < num_splits, columns < head_dim
-    wait_for_inputs(EARLY)
-    part = head * num_splits + splits
-    top = tl.load(part_stats_ptr + part * 2, mask=split_inside, other=-1e38)
-    total = tl.load(part_stats_ptr + part * 2 + 1, mask=split_inside, other=0.0)
-    parts = tl.load(
-        part_ptr + part[:, None] * head_dim + columns[None, :],
-        mask=split_inside[:, None] & column_inside[None, :],
-        other=0.0,
-    )
-    highest = tl.max(top, 0)
-    weight = tl.exp2(top - highest)
-    sum_all = tl.sum(total * weight, 0)
-    out = (tl.sum(parts * weight[:, None], 0) / sum_all).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + head * head_dim + columns, out, mask=column_inside)
-    tl.store(log_sum_ptr + head, highest + tl.log2(sum_all))
-
-
 def attend_token(
     q: Tensor,
     k: Tensor,
@@ -199,8 +168,9 @@ def attend_token(
     *,
     log_sum: Tensor,
     logits: Tensor | None = None,
+    stand_ins: StandIns | None = None,
 ) -> None:
-    """Softmax attention of each branch's token over the kept rows and the chosen ones.
+    """Softmax attention of each branch's token over the kept rows, the chosen ones and stand-ins.
 
     q: [B H_q, D]; k, v: slabs [H_kv, capacity, D]; chosen: [B, sets, budget] or [sets, budget]
     int32, as `choose_rows` wrote them or fixed, -1 for none, or None for all rows; out: [B H_q, D].
@@ -222,6 +192,7 @@ def attend_token(
         chosen.is_contiguous() and chosen.shape[:-1].numel() == num_branches * num_sets
     )
     assert (kept.branches is not None) == (num_branches > 1), "branches say their sizes"
+    assert stand_ins is None or num_sets == num_kv_heads, "a stand-in is a KV head's"
     padded_dim = max(16, triton.next_power_of_2(head_dim))
     options = launch_options(q)
     apart = num_branches if chosen is not None else 1
@@ -266,15 +237,4 @@ def attend_token(
         num_stages=num_stages,
         **options,
     )
-    merge_kernel[(num_heads,)](
-        parts,
-        part_stats,
-        out,
-        log_sum,
-        num_splits,
-        head_dim,
-        SPLITS=triton.next_power_of_2(num_splits),
-        HEAD_DIM=padded_dim,
-        num_warps=4 if num_splits <= 64 else 8,
-        **options,
-    )
+    merge_parts(parts, part_stats, out, log_sum, q=q, scale=scale, stand_ins=stand_ins)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from longread_kernels.attend import merge_kernel
 from longread_kernels.launch import shared_bytes
+from longread_kernels.merge import merge_parts
 from longread_kernels.rotate import turned
 from longread_kernels.turn_rows import attend_turned, check_list
 from torch import Tensor
@@ -197,18 +197,7 @@ def attend_turning(
         num_stages=num_stages,
     )
     out = torch.empty_like(q)
-    merge_kernel[(num_lines,)](
-        parts,
-        stats,
-        out,
-        log_sum,
-        num_splits,
-        head_dim,
-        SPLITS=triton.next_power_of_2(num_splits),
-        HEAD_DIM=padded_dim,
-        EARLY=False,
-        num_warps=4,
-    )
+    merge_parts(parts, stats, out, log_sum, early=False)
     return out, torch.exp2(logits - log_sum[:, None]) if traced else None
 
 

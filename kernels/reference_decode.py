@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from longread_kernels.reference import rms_norm_ref, rope_append_ref
-from longread_kernels.tables import NORM_ROWS, STRIPE, IndexLayer, Kept, Query
+from longread_kernels.tables import NORM_ROWS, STRIPE, IndexLayer, Kept, Query, StandIns
 from torch import Tensor
 
 
@@ -108,6 +108,7 @@ def choose_rows_ref(
     chosen: Tensor,
     *,
     summed: bool,
+    unread: Tensor | None = None,
 ) -> None:
     """Write the rows with the best votes that are not kept anyway, share by share."""
     num_rows, budget, num_shares = int(kept.state.view(3)[0]) + 1, chosen.shape[1], votes.shape[1]
@@ -122,6 +123,8 @@ def choose_rows_ref(
             best, order = ranking[head, rows].sort(descending=True)
             taken = rows[order[best > -torch.inf][: last - first]]
             chosen[head, first : first + taken.shape[0]] = taken.to(torch.int32)
+            if unread is not None:
+                unread[head, share] = best[taken.shape[0] :].exp().sum()
 
 
 def kept_rows_ref(kept: Kept) -> Tensor:
@@ -151,17 +154,32 @@ def attend_token_ref(
     *,
     log_sum: Tensor,
     logits: Tensor | None = None,
+    stand_ins: StandIns | None = None,
 ) -> None:
-    """Softmax attention of one token over the kept rows and the chosen ones."""
+    """Softmax attention of one token over the kept rows, the chosen ones and stand-ins."""
     num_kv_heads = k.shape[0]
     for head, rows in enumerate(_attended_rows(kept, chosen, num_kv_heads)):
         group = slice(head * q.shape[0] // num_kv_heads, (head + 1) * q.shape[0] // num_kv_heads)
+        values = v[head, rows].float()
         scores = torch.matmul(q[group].float(), k[head, rows].float().T) * scale
-        out[group] = torch.matmul(torch.softmax(scores, dim=1), v[head, rows].float()).to(q.dtype)
-        base_2 = scores / torch.tensor(2.0).log()
-        log_sum[group] = torch.logsumexp(scores, dim=1) / torch.tensor(2.0).log()
         if logits is not None:
-            logits[group, : rows.shape[0]] = base_2
+            logits[group, : rows.shape[0]] = scores / torch.tensor(2.0).log()
+        if stand_ins is not None:
+            added = stand_in_weights_ref(q, stand_ins, scale)[group]
+            scores = torch.cat((scores, added[:, None].float()), dim=1)
+            values = torch.cat((values, stand_ins.v[:, head].float()))
+        out[group] = torch.matmul(torch.softmax(scores, dim=1), values).to(q.dtype)
+        log_sum[group] = torch.logsumexp(scores, dim=1) / torch.tensor(2.0).log()
+
+
+def stand_in_weights_ref(q: Tensor, stand_ins: StandIns, scale: float) -> Tensor:
+    """The logarithm of what each head's stand-in counts, of one branch, [H_q]."""
+    grouped = q.view(stand_ins.k.shape[1], -1, q.shape[1]).to(stand_ins.k.dtype)  # [H_kv, G, D]
+    by_key = torch.einsum("hgd,hd->hg", grouped, stand_ins.k[0]) * scale
+    by_key += stand_ins.log_weight[0][:, None]
+    votes = stand_ins.unread.sum(dim=1) / grouped.shape[1]
+    by_votes = stand_ins.norm.view_as(by_key) + votes.log()[:, None]
+    return torch.logaddexp(by_key, by_votes).flatten()
 
 
 def add_mass_ref(

@@ -68,3 +68,20 @@ class Query:
     scale: Tensor
     offset: Tensor
     norm: Tensor
+
+
+@dataclass(frozen=True)
+class StandIns:
+    """One more row in each head's softmax, of a layer and each branch, for rows that are not read.
+
+    It counts exp(q . k * scale + log_weight) times, and exp(norm) * unread / G times besides. k, v:
+    [B, H_kv, D] fp32, the key after RoPE; log_weight: [B, H_kv] fp32, -inf for none; unread:
+    [B H_kv, shares] fp32, the votes of the rows that `choose_rows` left, 0 for none; norm: [B H_q]
+    fp32, that of the query for which rows were chosen.
+    """
+
+    k: Tensor
+    v: Tensor
+    log_weight: Tensor
+    unread: Tensor
+    norm: Tensor

@@ -42,6 +42,7 @@ def choose_rows_kernel(
     votes_ptr,
     chosen_ptr,
     list_len,
+    unread_ptr,
     index_dim,
     BRANCHES: tl.constexpr,
     SHARERS: tl.constexpr,
@@ -49,6 +50,7 @@ def choose_rows_kernel(
     GROUP: tl.constexpr,
     INDEX_DIM: tl.constexpr,
     SUMMED: tl.constexpr,
+    COUNTS_UNREAD: tl.constexpr,
     SHARE_ROWS: tl.constexpr,
     STRIPE: tl.constexpr,
     PIECE: tl.constexpr,
@@ -146,11 +148,13 @@ def choose_rows_kernel(
     ranks = tl.where(ones == 1, ranks & 0xFFFF, num_over + (ranks >> 16)) - 1
     num_taken = tl.minimum(num_over + (counts >> 16), quota)
     chosen_ptr += set_idx * list_len + first_place
-    tl.store(
-        chosen_ptr + ranks,
-        tl.reshape(rows, [SHARE_ROWS // LINE, LINE]),
-        mask=(ones > 0) & (ranks < quota),
-    )
+    taken = (ones > 0) & (ranks < quota)
+    tl.store(chosen_ptr + ranks, tl.reshape(rows, [SHARE_ROWS // LINE, LINE]), mask=taken)
+    if COUNTS_UNREAD:
+        left = (tl.reshape(keys, [SHARE_ROWS // LINE, LINE]) >= 0) & (taken == 0)
+        left_votes = votes_ptr + tl.reshape(places, [SHARE_ROWS // LINE, LINE])
+        left_votes = tl.load(left_votes, mask=left, other=0.0)
+        tl.store(unread_ptr + set_idx * num_shares + share, tl.sum(tl.sum(left_votes, 1), 0))
     if num_taken < quota:
         for start in tl.range(0, quota, SHARE_ROWS):
             empty = start + places
@@ -165,6 +169,7 @@ def choose_rows(
     chosen: Tensor,
     *,
     summed: bool,
+    unread: Tensor | None = None,
 ) -> None:
     """Write the rows with the best votes that are not kept anyway.
 
@@ -172,7 +177,8 @@ def choose_rows(
     room for all rows of a branch; chosen: [B, sets, budget] or [sets, budget] int32, -1 where rows
     run out, the sets one for each KV head or one for each query head. A row's vote is the sum of
     exp(score - norm) over the heads of a set (`summed`, the vote `group`), or the largest score -
-    norm (`group-max`).
+    norm (`group-max`). unread: takes the summed votes of the rows neither chosen nor kept, [B sets,
+    shares] fp32.
     """
     num_sets, num_branches = chosen.shape[-2], kept.num_branches
     _, num_shares, share_rows = votes.shape
@@ -187,6 +193,7 @@ def choose_rows(
     assert chosen.is_contiguous() and votes.is_contiguous()
     assert chosen.shape[:-1].numel() == votes.shape[0] == num_branches * num_sets
     assert (kept.branches is not None) == (num_branches > 1), "branches say their sizes"
+    assert unread is None or (unread.is_contiguous() and unread.shape == votes.shape[:2])
     assert 256 <= share_rows <= 1 << 14 and share_rows & (share_rows - 1) == 0, "a power of two"
     num_rows = index.rows.shape[1] - (num_branches - 1) * kept.branch_rows
     assert num_shares * share_rows >= num_rows, "the shares do not hold all rows"
@@ -209,6 +216,7 @@ def choose_rows(
         votes,
         chosen,
         chosen.shape[-1],
+        unread if unread is not None else votes,
         index_dim,
         BRANCHES=num_branches,
         SHARERS=num_sets // index.rows.shape[0],
@@ -216,6 +224,7 @@ def choose_rows(
         GROUP=group,
         INDEX_DIM=padded_dim,
         SUMMED=summed,
+        COUNTS_UNREAD=unread is not None,
         SHARE_ROWS=share_rows,
         STRIPE=STRIPE,
         PIECE=piece,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from longread_kernels import append_token, attend, linear, reference_decode, topk
 from longread_kernels import mass as mass_kernels
-from longread_kernels.tables import IndexLayer, Kept, Query
+from longread_kernels.tables import IndexLayer, Kept, Query, StandIns
 from torch import Tensor
 from triton_case import DEVICE, DTYPE, ON_GPU, assert_near, poison, random, wide
 
@@ -201,14 +201,18 @@ def _check_choose_rows(
     num_shares = -(-(num_rows + 3) // share_rows)
     votes = torch.empty(NUM_KV_HEADS, num_shares, share_rows, device=DEVICE)
     chosen = torch.full((NUM_KV_HEADS, budget), 7, dtype=torch.int32, device=DEVICE)
-    topk.choose_rows(query, index, kept, votes, chosen, summed=summed)
+    unread = torch.empty(votes.shape[:2], device=DEVICE) if summed else None
+    topk.choose_rows(query, index, kept, votes, chosen, summed=summed, unread=unread)
     cpu_query: Query = _cpu(query)  # type: ignore[assignment]
     cpu_index: IndexLayer = _cpu(index)  # type: ignore[assignment]
     cpu_kept: Kept = _cpu(kept)  # type: ignore[assignment]
     wanted = chosen.cpu().clone()
+    left = torch.empty(votes.shape[:2], dtype=torch.float64)
     reference_decode.choose_rows_ref(
-        cpu_query, cpu_index, cpu_kept, votes.cpu(), wanted, summed=summed
+        cpu_query, cpu_index, cpu_kept, votes.cpu(), wanted, summed=summed, unread=left
     )
+    if unread is not None:
+        assert_near(unread, left)
     ranking = reference_decode.votes_ref(cpu_query, cpu_index, num_rows, summed=summed)
     always = set(reference_decode.kept_rows_ref(cpu_kept).tolist())
     near = 0.003  # what nine cuts leave of the range of votes, as logarithms
@@ -244,8 +248,32 @@ def test_attend_token_of_each_head_size(head_dim: int, chosen_rows: int | None) 
     _check_attend_token(300, chosen_rows, 3, head_dim)
 
 
+@pytest.mark.parametrize("group_size, head_dim", ((1, 64), (7, 64), (3, 96), (4, 128)))
+@pytest.mark.parametrize("num_shares", (1, 3))
+def test_attend_token_with_stand_ins(num_shares: int, group_size: int, head_dim: int) -> None:
+    """Of the two KV heads one has the votes of unread rows and one a key, or neither has any."""
+    num_heads = NUM_KV_HEADS * group_size
+    rows = random(2, 1, NUM_KV_HEADS, head_dim, seed=11, dtype=torch.float32)
+    log_weight = torch.tensor([[-torch.inf, 5.0]], device=DEVICE)
+    unread = random(NUM_KV_HEADS, num_shares, seed=12, dtype=torch.float32).square() * 90
+    unread[1] = 0.0
+    norm = random(num_heads, seed=13, dtype=torch.float32)
+    _check_attend_token(
+        300, 40, group_size, head_dim, StandIns(rows[0], rows[1], log_weight, unread, norm)
+    )
+    log_weight.fill_(-torch.inf)
+    unread.zero_()
+    _check_attend_token(
+        300, 40, group_size, head_dim, StandIns(rows[0], rows[1], log_weight, unread, norm)
+    )
+
+
 def _check_attend_token(
-    num_rows: int, chosen_rows: int | None, group_size: int, head_dim: int
+    num_rows: int,
+    chosen_rows: int | None,
+    group_size: int,
+    head_dim: int,
+    stand_ins: StandIns | None = None,
 ) -> None:
     num_heads, num_splits = NUM_KV_HEADS * group_size, 5
     kept = _kept(num_rows, (num_rows // 3, min(num_rows // 3 + 9, num_rows)))
@@ -289,6 +317,7 @@ def _check_attend_token(
         scratch(num_heads, num_splits, 2),
         log_sum=log_sum,
         logits=logits,
+        stand_ins=stand_ins,
     )
     expected, expected_sum = torch.empty(q.shape), torch.empty(num_heads)
     expected_logits = torch.empty(logits.shape)
@@ -306,6 +335,7 @@ def _check_attend_token(
         scratch(0).cpu(),
         log_sum=expected_sum,
         logits=expected_logits,
+        stand_ins=None if stand_ins is None else _cpu(stand_ins),  # type: ignore[arg-type]
     )
     assert_near(out, expected)
     assert_near(log_sum, expected_sum)
