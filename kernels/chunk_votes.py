@@ -17,6 +17,7 @@ from torch import Tensor
 _LOG2_E = 1.4426950408889634
 _PROGRAMS = 256  # in all, about two for each multiprocessor of a large GPU
 _MOST_SPLITS = 64
+_MOST_QUERIES = 256  # of a KV head at a time; a thread block's memory holds them
 _HIGHEST = tl.constexpr(100.0)  # of a score over its norm, in base 2; fp32 ends at 128
 
 
@@ -135,6 +136,13 @@ def soft_votes(
     [first_row, tail) are voted on; norms are of these rows (a softmax), or where `outer_norm` of
     [0, first_row) and [tail, end). Returns [H_kv, tail - first_row] fp32.
     """
+    if q.shape[1] > _MOST_QUERIES:
+        parts = (part.contiguous() for part in q.split(_MOST_QUERIES, dim=1))
+        votes = [
+            soft_votes(part, k, scale, first_row, tail, end, outer_norm=outer_norm)
+            for part in parts
+        ]
+        return torch.stack(votes).sum(0)
     num_kv_heads, num_queries, head_dim = q.shape
     num_rows = tail - first_row
     before, after, num_normed = 0, first_row, num_rows

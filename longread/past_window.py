@@ -1,13 +1,14 @@
 """Reading past the model's window: a prefill that selects (TokenSelect, arXiv 2411.02886).
 
-Keys are cached before RoPE. A chunk of tokens attends to the first rows, to the last ones, and for
-each KV head to the rows between them that its queries vote for. What is attended to has contiguous
-positions from 0 on, so that the model meets no distance that it was not trained for. A question is
-read in the same way; a token of the answer reads what its policy selects. For scoring, queries
-stand at one distance from every key.
+Keys are cached before RoPE. A chunk of tokens attends to the first rows, to the last ones, and to
+the rows between them that its queries vote for, all heads of a layer together. What is attended to
+has contiguous positions from 0 on, so that the model meets no distance that it was not trained for.
+A question is read in the same way; a token of the answer reads what its policy selects. For
+scoring, queries stand at one distance from every key.
 
-Differences from the paper: each KV head chooses rows of its own, and eight mean queries of a chunk
-vote in place of one.
+Differences from the paper: several mean queries of a chunk vote in place of one, each token of a
+question votes for itself, and a row counts by the best vote near it, so that a passage is read as a
+whole. What each is worth is in docs/quality.md.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
+import torch.nn.functional as F
 from longread_kernels import dispatch as ops
 from torch import Tensor
 
@@ -29,6 +31,8 @@ _SINK_SIZE = 128
 _LOCAL_SIZE = 512
 _NUM_CHOSEN = 2048
 _NUM_VOTERS = 8  # mean queries of a chunk
+_QUESTION_VOTERS = 64  # of a question: its tokens, or means of them where it has more
+_PASSAGE_LEN = 9  # rows, the voted one in the middle, that share the best vote among them
 _OUTER_NORM = False  # votes count from the rows that are read anyway, and not from one another
 
 
@@ -46,10 +50,10 @@ class SelectedAttention:
     def __init__(self, network: Network) -> None:
         self._network = network
         self._head_dim = network.config.head_dim
-        sizes = (_SINK_SIZE, _NUM_CHOSEN, _LOCAL_SIZE, self.chunk_tokens, _NUM_VOTERS, _OUTER_NORM)
+        sizes = (_SINK_SIZE, _NUM_CHOSEN, _LOCAL_SIZE, self.chunk_tokens, _NUM_VOTERS, _PASSAGE_LEN)
         self.kv_layout = (
             "k,v [L, H_kv, n, D], k before RoPE, read by selection with first, chosen, local, "
-            f"chunk, voters, outer norm {sizes}"
+            f"chunk, voters, passage, outer norm {(*sizes, _OUTER_NORM)}, one list a layer"
         )
 
     def rope(self, start: int, end: int) -> tuple[Tensor, Tensor]:
@@ -71,7 +75,7 @@ class SelectedAttention:
         trace: Trace | None,
     ) -> Tensor:
         k, v = cache.k[layer_idx], cache.v[layer_idx]
-        rows = self._rows(q, k, start)
+        rows = self._rows(q, k, start, _NUM_VOTERS if policy is None else _QUESTION_VOTERS)
         cos, sin = self._network.rope_rows(0, rows.shape[1])
         scale = self._head_dim**-0.5
         if trace is not None:
@@ -103,17 +107,17 @@ class SelectedAttention:
             trace.record(layer_idx, rows, probs)
         return out.reshape(-1)
 
-    def _rows(self, q: Tensor, k: Tensor, start: int) -> Tensor:
+    def _rows(self, q: Tensor, k: Tensor, start: int, num_voters: int) -> Tensor:
         """The rows that rows [start, start + T) attend to, their own last, [H_kv, n] ascending.
 
-        q: [T, H_q, D] before RoPE; k: a layer's slab.
+        q: [T, H_q, D] before RoPE; k: a layer's slab. Every KV head reads the same rows.
         """
         num_kv_heads, end = k.shape[0], start + q.shape[0]
         local_start = start - _LOCAL_SIZE
         if local_start <= _SINK_SIZE + _NUM_CHOSEN:
             return torch.arange(end, device=q.device).expand(num_kv_heads, -1)
         edge = self._network.rope_rows(_LOCAL_SIZE, _LOCAL_SIZE + 1)
-        voters = ops.mean_queries(q, min(_NUM_VOTERS, q.shape[0]), num_kv_heads, *edge)
+        voters = ops.mean_queries(q, min(num_voters, q.shape[0]), num_kv_heads, *edge)
         votes = ops.soft_votes(
             voters,
             k,
@@ -123,4 +127,6 @@ class SelectedAttention:
             start,
             outer_norm=_OUTER_NORM,
         )
-        return ops.list_rows(votes, _NUM_CHOSEN, _SINK_SIZE, end)
+        votes = F.max_pool1d(votes.sum(0, keepdim=True), _PASSAGE_LEN, 1, _PASSAGE_LEN // 2)
+        rows = ops.list_rows(votes, _NUM_CHOSEN, _SINK_SIZE, end)
+        return rows.expand(num_kv_heads, -1)

@@ -46,6 +46,8 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(past_window, "_NUM_CHOSEN", CHOSEN)
     monkeypatch.setattr(past_window, "_LOCAL_SIZE", LOCAL)
     monkeypatch.setattr(past_window, "_NUM_VOTERS", 2)
+    monkeypatch.setattr(past_window, "_QUESTION_VOTERS", 4)
+    monkeypatch.setattr(past_window, "_PASSAGE_LEN", 3)
     monkeypatch.setattr(past_window.SelectedAttention, "chunk_tokens", CHUNK)
 
 
@@ -118,10 +120,18 @@ def test_no_distance_is_longer_than_what_is_read_at_once(
 
 
 @pytest.mark.usefixtures("narrow")
-@pytest.mark.parametrize("outer_norm", (False, True))
+@pytest.mark.parametrize(
+    "outer_norm, policy, num_voters",
+    ((False, None, 2), (True, None, 2), (False, Dense(), 4)),
+    ids=("chunk", "outer norm", "question"),
+)
 @torch.inference_mode()
 def test_a_chunk_attends_to_the_rows_that_its_queries_vote_for(
-    converted: Path, monkeypatch: pytest.MonkeyPatch, outer_norm: bool
+    converted: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    outer_norm: bool,
+    policy: Dense | None,
+    num_voters: int,
 ) -> None:
     monkeypatch.setattr(past_window, "_OUTER_NORM", outer_norm)
     decoder = _decoder(converted, True)
@@ -131,7 +141,7 @@ def test_a_chunk_attends_to_the_rows_that_its_queries_vote_for(
     start, head_dim, num_kv_heads = 128, decoder.config.head_dim, 2
     generator = torch.Generator().manual_seed(5)
     q = torch.randn(CHUNK, 6, head_dim, generator=generator)
-    found = attention.read(q, cache, 1, start, None, None).view(CHUNK, 6, head_dim)
+    found = attention.read(q, cache, 1, start, policy, None).view(CHUNK, 6, head_dim)
 
     def turned(x: Tensor, position: int) -> Tensor:
         cos, sin = decoder.network.rope_rows(position, position + 1)
@@ -139,19 +149,21 @@ def test_a_chunk_attends_to_the_rows_that_its_queries_vote_for(
         return torch.cat((low * cos[0] - high * sin[0], high * cos[0] + low * sin[0]))
 
     expected = torch.empty_like(found)
+    votes = torch.zeros(start - SINKS - LOCAL)
+    for head in range(3 * num_kv_heads):
+        for part in q.split(CHUNK // num_voters):
+            scored = [turned(one, LOCAL) for one in part[:, head]]
+            mean = torch.stack(scored).mean(dim=0)
+            scores = cache.k[1, head // 3, :start] @ mean * head_dim**-0.5
+            voted, outer = scores[SINKS:-LOCAL], (scores[:SINKS], scores[-LOCAL:])
+            norm = torch.logsumexp(torch.cat(outer) if outer_norm else voted, dim=0)
+            votes += torch.exp(voted - norm)
+    padded = torch.nn.functional.pad(votes, (1, 1), value=-1.0)
+    near = torch.stack((padded[:-2], votes, padded[2:])).amax(dim=0)
+    best = sorted((SINKS + near.topk(CHOSEN).indices).tolist())
+    rows = [*range(SINKS), *best, *range(start - LOCAL, start + CHUNK)]
     for kv_head in range(num_kv_heads):
         k, v = cache.k[1, kv_head], cache.v[1, kv_head]
-        votes = torch.zeros(start)
-        for head in range(3 * kv_head, 3 * kv_head + 3):
-            for half in (q[:8], q[8:]):
-                scored = [turned(one, LOCAL) for one in half[:, head]]
-                mean = torch.stack(scored).mean(dim=0)
-                scores = k[:start] @ mean * head_dim**-0.5
-                voted, outer = scores[SINKS:-LOCAL], (scores[:SINKS], scores[-LOCAL:])
-                norm = torch.logsumexp(torch.cat(outer) if outer_norm else voted, dim=0)
-                votes[SINKS : start - LOCAL] += torch.exp(voted - norm)
-        best = votes.topk(CHOSEN).indices.sort().values.tolist()
-        rows = [*range(SINKS), *best, *range(start - LOCAL, start + CHUNK)]
         keys = torch.stack([turned(k[row], place) for place, row in enumerate(rows)])
         num_earlier = len(rows) - CHUNK
         for token in range(CHUNK):

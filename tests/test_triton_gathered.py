@@ -128,6 +128,10 @@ def test_votes_of_each_head_size(head_dim: int) -> None:
     _check_votes(300, 32, head_dim, outer_norm=True)
 
 
+def test_votes_of_more_queries_than_a_thread_block_holds() -> None:
+    _check_votes(90, 300, 64, outer_norm=False)
+
+
 def _check_votes(num_rows: int, num_queries: int, head_dim: int, outer_norm: bool) -> Tensor:
     q = random(NUM_KV_HEADS, num_queries, head_dim)
     k, _ = _slabs(num_rows + 75, head_dim)
