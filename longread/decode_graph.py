@@ -51,11 +51,12 @@ class StepGraph:
         self.plans = tuple(plans)
         self._branch_rows = branch_rows
         choosing = [plan for plan in plans if plan.index is not None]
-        alike = {(id(p.index), p.summed, p.apart, p.reselect) for p in choosing}
+        alike = {(id(p.index), p.summed, p.apart, p.reselect, p.stand_in) for p in choosing}
         assert len(alike) <= 1, "plans that choose do it alike"
         assert len({plan.apart for plan in plans}) == 1, "sets of one kind"
         self._summed = choosing[0].summed if choosing else True
         self._reselect = choosing[0].reselect if choosing else 1
+        self._sums_unread = bool(choosing) and choosing[0].stand_in
         self._indexes: list[IndexLayer] = []
         if choosing and choosing[0].index is not None:
             index = choosing[0].index
@@ -146,6 +147,8 @@ class StepGraph:
             for chosen, listed in zip(buffers.chosen[:, branch], turn.listed, strict=False):
                 chosen[:, : listed.shape[1]] = listed
                 chosen[:, listed.shape[1] :] = -1
+            if buffers.stand_ins:
+                buffers.put_stand_ins(branch, turn.stand_ins)
         state = [
             (row, turn.question_start, turn.question_end)
             for row, turn in zip(rows, turns, strict=True)
@@ -227,7 +230,7 @@ class StepGraph:
             buffers.kept,
             self._cache.k[layer_idx],
             self._cache.v[layer_idx],
-            buffers.query,
+            buffers.queries[layer_idx],
             self._indexes[layer_idx] if self._indexes else None,
             voted=chooses,
         )
@@ -236,15 +239,17 @@ class StepGraph:
         """Choose rows, where it is time to, and attend to them and to the kept ones, or to all."""
         buffers = self.buffers
         chosen = None if dense else buffers.chosen[layer_idx]
+        stand_ins = buffers.stand_ins[layer_idx] if buffers.stand_ins and not dense else None
         if chooses:
             assert chosen is not None, "a dense step chooses nothing"
             topk.choose_rows(
-                buffers.query,
+                buffers.queries[layer_idx],
                 self._indexes[layer_idx],
                 buffers.kept,
                 buffers.votes,
                 chosen,
                 summed=self._summed,
+                unread=stand_ins.unread if stand_ins and self._sums_unread else None,
             )
         attend.attend_token(
             buffers.query.q,
@@ -258,6 +263,7 @@ class StepGraph:
             buffers.part_stats[dense],
             log_sum=buffers.log_sum,
             logits=self._logits_of_rows,
+            stand_ins=stand_ins,
         )
 
     def finish_layer(self, layer_idx: int) -> None:

@@ -4,15 +4,17 @@ of a cache are dealt out to the programs that choose and attend. Computes nothin
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from longread_kernels.tables import IndexLayer, Kept, Query
+from longread_kernels.tables import IndexLayer, Kept, Query, StandIns
 from torch import Tensor
 
 from longread.cache import KVCache
 from longread.network import Network
-from longread.policies import KernelPlan
+from longread.policies import KernelPlan, StandIn
 
 _SHARE_ROWS = 4096  # rows of a KV head that one program chooses from; 2048 and 8192 were slower
 _SHARE_BUDGET = 32  # rows that a share should choose: two of its stripes
@@ -108,6 +110,19 @@ class StepBuffers:
         num_own = share_rows(num_rows, _least_budget(plans) or 0)
         num_shares = -(-num_rows // num_own)
         self.votes = empty(count * num_sets, num_shares, num_own, dtype=torch.float32)
+        self.queries = [self.query] * config.num_hidden_layers
+        self.stand_ins: list[StandIns] = []  # of each layer, where a plan has any
+        if any(plan.stand_in for plan in plans):
+            assert num_sets == num_kv_heads, "a stand-in is a KV head's"
+            layers = config.num_hidden_layers
+            k, v = torch.zeros(2, layers, count, num_kv_heads, head_dim, device=device)
+            log_weight = torch.full((layers, count, num_kv_heads), -torch.inf, device=device)
+            unread = torch.zeros(layers, count * num_sets, num_shares, device=device)
+            norm = torch.zeros(layers, count * num_heads, device=device)
+            self.stand_ins = [
+                StandIns(*parts) for parts in zip(k, v, log_weight, unread, norm, strict=True)
+            ]
+            self.queries = [replace(self.query, norm=own.norm) for own in self.stand_ins]
         most = min(_MOST_SPLITS, max(1, _PROGRAMS // num_kv_heads), -(-num_rows // 64))
         few = -(-(self.budget + window_size + sink_size + 64) // _ROWS_A_PROGRAM)
         few = few if few <= min(3 * most, _MOST_SPLITS) else most
@@ -121,3 +136,11 @@ class StepBuffers:
             dense: empty(count * num_heads, num_splits, 2, dtype=torch.float32)
             for dense, num_splits in splits.items()
         }
+
+    def put_stand_ins(self, branch: int, stand_ins: Sequence[StandIn | None]) -> None:
+        """Take in what stands for unread rows in a branch's turn, of each layer."""
+        for own, stand_in in itertools.zip_longest(self.stand_ins, stand_ins):
+            own.log_weight[branch] = -torch.inf
+            if stand_in is not None:
+                own.k[branch], own.v[branch] = stand_in.k, stand_in.v
+                own.log_weight[branch] = stand_in.log_weight

@@ -17,13 +17,15 @@ class Turn:
 
     listed: for the kernels, of each layer the rows that are read besides the kept ones where they
     are the same for all of an answer, [H_kv, n] int64 with -1 for empty places; num_listed: how
-    many, in the mean over layers and heads.
+    many, in the mean over layers and heads. stand_ins: for the kernels, of each layer the row that
+    stands in for those that are not read, where the policy's plan has any.
     """
 
     question_start: int = 0
     question_end: int = 0
     listed: tuple[Tensor, ...] = field(default=(), compare=False, repr=False)
     num_listed: float = 0.0
+    stand_ins: tuple[StandIn | None, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class KernelPlan:
 
     Without an index the budget is the room for the rows that a turn lists. summed: the vote is
     `group` and not `group-max`; apart: each query head has rows of its own; reselect: rows are
-    chosen anew every so many steps.
+    chosen anew every so many steps; stand_in: rows that are not read have one, of the turn's values
+    and, where rows are chosen, of the weight that the votes give those left out.
     """
 
     budget: int | None = None
@@ -42,13 +45,15 @@ class KernelPlan:
     summed: bool = True
     apart: bool = False
     reselect: int = 1
+    stand_in: bool = False
 
 
 @dataclass(frozen=True)
 class StandIn:
-    """A row of each KV head for rows that were evicted; it counts exp(log_weight) times.
+    """A row of each KV head for rows that are not read; it counts exp(log_weight) times.
 
-    k, v: [H_kv, D] fp32, the key after RoPE; log_weight: [H_kv] fp32, -inf for heads without.
+    k, v: [H_kv, D] fp32, the key after RoPE; log_weight: [H_kv] fp32, or [H_q] for each query head
+    its own, -inf for heads without.
     """
 
     k: Tensor

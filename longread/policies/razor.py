@@ -15,18 +15,19 @@ entry. Rows stay in the slab, so no memory is saved.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from longread_kernels import dispatch as ops
 from torch import Tensor
 
 from longread.cache import KVCache
-from longread.policies.base import Policy, Rereader, StandIn
+from longread.policies.base import KernelPlan, Policy, Rereader, StandIn, Turn
 from longread.policies.evicting import PromptEvicting
 from longread.policies.kept import kept_ranges, row_tensor
 
 _SEED = 0
+_ALL_ROWS = 2**31 - 1  # a retrieval head lists as many as there are
 
 
 @dataclass
@@ -72,11 +73,26 @@ class Razor(PromptEvicting):
         if some.shape[0] == num_rows:
             return None
         self._stand_ins[layer_idx] = self._mean(layer_idx, num_rows, some)
-        every = torch.arange(num_rows, device=kept.device)
+        others = torch.ones(num_rows, dtype=torch.bool, device=kept.device)
+        others[kept] = False
+        every = others.nonzero()[:, 0]
+        padded = every.masked_fill(~torch.isin(every, some), -1)
         if not any(own_flags):
-            return some[None]
-        padded = torch.nn.functional.pad(some, (0, num_rows - some.shape[0]), value=-1)
-        return torch.stack([every if flag else padded for flag in own_flags])
+            padded = padded[padded >= 0]
+        own = torch.stack([every if flag else padded for flag in own_flags])
+        return torch.cat((kept.expand(own.shape[0], -1), own), dim=1)
+
+    def kernel_plan(self) -> KernelPlan:
+        if self.budget is None:
+            return KernelPlan()
+        return KernelPlan(_ALL_ROWS, self.sink_size, stand_in=True)
+
+    def kernel_turn(self) -> Turn:
+        if self.budget is not None and self._kernel_turn is None:
+            turn = super().kernel_turn()
+            layers = range(len(turn.listed))
+            self._kernel_turn = replace(turn, stand_ins=tuple(map(self.stand_in, layers)))
+        return super().kernel_turn()
 
     def stand_in(self, layer_idx: int) -> StandIn | None:
         return self._stand_ins.get(layer_idx)

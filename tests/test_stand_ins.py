@@ -1,0 +1,154 @@
+"""Answers side by side of policies that leave a stand-in for what they do not read, or that read a
+cache of their own, beside each alone in torch operations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+from triton_case import DEVICE, ON_GPU
+
+from longread.bench.prefill import relative_rms
+from longread.cache import KVCache
+from longread.decode_graph import StepGraph
+from longread.evaluate import together
+from longread.model import Decoder
+from longread.policies import Dense, Policy, Razor, SnapKV, TokenSelect, Turn
+from longread.reread import DocumentRereader
+from longread.weights import load_config, load_weights
+
+NUM_DOCUMENT, NUM_TOKENS = 200, 12 if ON_GPU else 3  # the interpreter is slow
+DTYPES = (torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu))
+
+
+@pytest.fixture(scope="module", params=DTYPES, ids=str)
+def decoder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Decoder]:
+    """A tiny model that never ends an answer, and takes the kernels on the CPU too."""
+    root: Path = tmp_path_factory.mktemp("stand-ins")
+    converted = tiny.convert(tiny.save_hf_folder(root / "hf", "qwen2"), root / "models")
+    weights = load_weights(converted, device=str(DEVICE), dtype=request.param)
+    config = dataclasses.replace(load_config(converted), eos_token_ids=())
+    decoder = Decoder(config, weights, DEVICE, request.param)
+    decoder.captured.most = 20
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            decoder.captured, "plan", lambda cache, policy, trace=None: policy.kernel_plan()
+        )
+        yield decoder
+
+
+@pytest.fixture(scope="module")
+def ids(decoder: Decoder) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randint(0, decoder.config.vocab_size, (NUM_DOCUMENT + 60,), generator=generator)
+
+
+def _razor(budget: int | None, window_size: int = 12) -> Razor:
+    return Razor(budget, window_size=window_size, period=16, repeats=3, induction_share=0.3)
+
+
+def _policies() -> list[Policy]:
+    """Budgets so small that those that select have one share: they choose as torch does."""
+    return [
+        Dense(),
+        _razor(90),
+        TokenSelect(budget=24, window_size=12, index="exact"),
+        _razor(140, window_size=40),
+        _razor(400),
+        SnapKV(budget=60, window_size=12),
+    ]
+
+
+class _Asked:
+    """Questions to one document, whose cache policies share."""
+
+    def __init__(self, decoder: Decoder, ids: Tensor, policies: list[Policy]) -> None:
+        self._decoder, self._ids, self.policies = decoder, ids, policies
+        self.cache = decoder.new_cache(
+            NUM_DOCUMENT + 60 + together.room_for_branches(len(policies), NUM_TOKENS)
+        )
+        self._group = together.Together(policies)
+        self.read(0)
+
+    def read(self, shift: int) -> None:
+        """Another document, in the same cache."""
+        document = self._ids[:NUM_DOCUMENT].roll(shift)
+        self.cache.clear()
+        self._decoder.prefill(document, self.cache)
+        self._rereader = DocumentRereader(self._decoder, document)
+        self._group.prepare(self.cache, self._rereader)
+
+    def ask(self, number: int) -> Tensor:
+        """The logits after a question to the document alone."""
+        end = NUM_DOCUMENT + (25, 12, 17)[number]
+        self.cache.truncate(NUM_DOCUMENT)
+        if number:
+            self._group.begin_anew(self.cache, self._rereader)
+        self._group.start_turn(Turn(NUM_DOCUMENT, end))
+        question = self._ids[NUM_DOCUMENT:end].roll(number)
+        return self._decoder.extend(question, self.cache, self._group).clone()
+
+
+@torch.inference_mode()
+def _branches(
+    decoder: Decoder, asked: _Asked, logits: Tensor, patch: pytest.MonkeyPatch
+) -> dict[int, tuple[list[int], Tensor]]:
+    """What answer_together decodes, by place: token ids, and logits [tokens, V] of all but one."""
+    calls: list[tuple[StepGraph, Tensor]] = []
+    real = StepGraph.step_branches
+
+    def spy(self: StepGraph, *args: object) -> Tensor:
+        calls.append((self, real(self, *args).clone()))  # type: ignore[arg-type]
+        return calls[-1][1]
+
+    patch.setattr(StepGraph, "step_branches", spy)
+    answers = together.answer_together(decoder, asked.cache, asked.policies, logits, NUM_TOKENS + 1)
+    patch.setattr(StepGraph, "step_branches", real)
+    found = {}
+    steps = [calls[i : i + NUM_TOKENS] for i in range(0, len(calls), NUM_TOKENS)]
+    groups = together._groups(decoder, asked.cache, asked.policies)
+    for (places, _), step in zip(groups, steps, strict=True):
+        assert len({id(graph) for graph, _ in step}) == 1
+        for branch, place in enumerate(places):
+            found[place] = answers[place].ids, torch.stack([logits[branch] for _, logits in step])
+    return found
+
+
+def _in_torch(decoder: Decoder, cache: KVCache, policy: Policy, token_ids: list[int]) -> Tensor:
+    """The logits of the same tokens; the cache is as long as before."""
+    length = cache.length
+    tokens = torch.tensor(token_ids[:NUM_TOKENS]).split(1)
+    logits = [decoder.decode_with_torch(token, cache, policy) for token in tokens]
+    cache.truncate(length)
+    return torch.stack(logits)
+
+
+def test_branches_give_the_logits_of_torch(
+    decoder: Decoder, ids: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two questions, and one to another document in the same cache, in steps captured once."""
+    decoder.captured.clear()
+    asked = _Asked(decoder, ids, _policies())
+    alone = [_Asked(decoder, ids, [policy]) for policy in _policies()]
+    num_captured = 0
+    for number in range(3):
+        if number == 2:
+            for one in (asked, *alone):
+                one.read(7)
+        found = _branches(decoder, asked, asked.ask(number), monkeypatch)
+        assert found.keys() == set(range(len(alone)))
+        for one, (_, (token_ids, logits)) in zip(alone, sorted(found.items()), strict=True):
+            one.ask(number)
+            expected = _in_torch(decoder, one.cache, one.policies[0], token_ids)
+            limit = 0.005 if decoder.dtype == torch.float16 else 0.03
+            assert relative_rms(logits, expected) < limit, (number, one.policies[0])
+        num_captured = num_captured or len(decoder.captured)
+        assert len(decoder.captured) == num_captured
