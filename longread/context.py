@@ -12,6 +12,7 @@ from longread.config import Settings
 from longread.errors import UsageError
 from longread.events import Notice
 from longread.model import Decoder
+from longread.past_window import Reading
 from longread.policies import Policy, TokenSelect, make_policy
 from longread.prompt import ChatFormat, TokenizedDocument, build_prompt
 from longread.tokenizer import Tokenizer
@@ -24,8 +25,12 @@ QUESTION_RESERVE = 256  # tokens kept free for the question and the template aro
 class Way:
     """How documents are read: by selection, or densely in a window that YaRN stretches."""
 
-    selects: bool = False
+    reading: Reading | None = None
     stretch: int = 1
+
+    @property
+    def selects(self) -> bool:
+        return self.reading is not None
 
     def config(self, config: ModelConfig) -> ModelConfig:
         """The config of a model that reads so."""
@@ -48,20 +53,21 @@ def way_to_read(
     had.
     """
     can_select = settings.policy == "tokenselect"
+    reading = Reading().fitting(config.window)
     if settings.context == "select" and not can_select:
         raise UsageError(
             f"--context select reads by selection, which --policy {settings.policy} cannot go on "
             "with: leave one of the two out"
         )
     if settings.context in ("dense", "select"):
-        return Way(selects=settings.context == "select")
+        return Way(reading if settings.context == "select" else None)
     reserve = QUESTION_RESERVE + settings.max_tokens
     num_needed = len(build_prompt(tokenizer, chat, tokenized).token_ids) + reserve
     if settings.context == "yarn":
         return Way(stretch=rope.yarn_factor(config, num_needed))
     if not can_select or settings.truncate or reserve > config.window // 2:
         return Way()  # what is too long is refused, or cut; or it is the answer that is too long
-    return Way(selects=num_needed > config.window)
+    return Way(reading if num_needed > config.window else None)
 
 
 def reading_notice(

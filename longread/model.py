@@ -21,7 +21,7 @@ from longread.captured import CapturedSteps
 from longread.device import choose_device, choose_dtype
 from longread.errors import ContextError, ModelError
 from longread.network import Layer, Network
-from longread.past_window import SelectedAttention, widened
+from longread.past_window import Reading, SelectedAttention, widened
 from longread.policies import Policy
 from longread.rope import stretched
 from longread.trace import Trace
@@ -41,18 +41,20 @@ class Decoder:
         device: torch.device,
         dtype: torch.dtype,
         *,
-        past_window: bool = False,
+        past_window: Reading | None = None,
     ) -> None:
-        """past_window: read as past_window.py does, any number of rows."""
+        """past_window: read by selection, any number of rows."""
         self.trained_window = config.window
-        if past_window:
+        if past_window is not None:
             config = widened(config)
         self.config = config
         self.device = device
         self.dtype = dtype
         self.network = Network(config, weights, device, dtype)
-        self._attention: Attention = (SelectedAttention if past_window else FullAttention)(
-            self.network
+        self._attention: Attention = (
+            FullAttention(self.network)
+            if past_window is None
+            else SelectedAttention(self.network, past_window)
         )
         self.captured = CapturedSteps(self.network)
 
@@ -63,7 +65,7 @@ class Decoder:
         device: str,
         dtype: str,
         *,
-        past_window: bool = False,
+        past_window: Reading | None = None,
         stretch: int = 1,
     ) -> Decoder:
         """Load a converted model. device: auto, cpu or cuda[:n]; dtype: auto, bfloat16, float32.

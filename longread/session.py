@@ -233,7 +233,7 @@ class Session:
             model_dir,
             settings.device,
             settings.dtype,
-            past_window=way.selects,
+            past_window=way.reading,
             stretch=way.stretch,
         )
         num_rows = len(self._prompt.token_ids)

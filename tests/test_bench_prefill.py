@@ -15,6 +15,7 @@ from longread.bench import prefill, selected
 from longread.bench.shapes import SHAPES
 from longread.errors import LongreadError
 from longread.model import Decoder
+from longread.past_window import Reading
 from longread.weights import load_config, load_weights
 
 REFERENCE = torch.linspace(-3.0, 3.0, 1000)
@@ -99,22 +100,22 @@ def test_ways_to_read_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None
     assert [run.contender for run in runs] == ["dense", "select", "select", "dense"]
 
 
+FEW = Reading(sink_size=4, window_size=8, budget=30, chunk_tokens=24)
+
+
 @pytest.fixture
 def checked(converted: Path, monkeypatch: pytest.MonkeyPatch) -> Decoder:
     """A decoder whose kernels the interpreter runs, on few rows."""
     pytest.importorskip("triton")
     monkeypatch.setattr(ops, "on_triton", lambda x: True)
-    sizes = {"NUM_TOKENS": 24, "NUM_ROWS": 90, "NUM_CHOSEN": 30, "FIRST": 4, "LOCAL": 8}
-    for name, size in sizes.items():
-        monkeypatch.setattr(selected, f"_{name}", size)
     weights = load_weights(converted, device="cpu", dtype=torch.float16)
     config = load_config(converted)
-    return Decoder(config, weights, torch.device("cpu"), torch.float16, past_window=True)
+    return Decoder(config, weights, torch.device("cpu"), torch.float16, past_window=Reading())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are compiled for the GPU")
 def test_kernels_are_compared_before_they_are_timed(checked: Decoder) -> None:
-    found = selected.check_kernels(checked)
+    found = selected.check_kernels(checked, FEW, 90)
     assert len(found) == 7 and max(found.values()) < 0.01
 
 
@@ -125,14 +126,13 @@ def test_a_wrong_kernel_is_not_timed(checked: Decoder, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ops, "attend_listed", wrong)
     with pytest.raises(LongreadError, match="attention of a chunk: .* nothing is timed"):
-        selected.check_kernels(checked)
+        selected.check_kernels(checked, FEW, 90)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shape", ("qwen2.5-0.5b", "llama3-8b", "qwen3-4b"))
-def test_kernels_of_each_shape_on_a_gpu(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_each_shape_on_a_gpu(shape: str) -> None:
     """In bf16, over as many rows as a chunk chooses from in earnest."""
-    monkeypatch.setattr(selected, "_NUM_ROWS", 131_072)
     device = torch.device("cuda")
     config = SHAPES[shape]
     weights = {
@@ -140,5 +140,5 @@ def test_kernels_of_each_shape_on_a_gpu(shape: str, monkeypatch: pytest.MonkeyPa
         "norm": torch.empty(0),
         "inv_freq": 1.0 / 1e6 ** (torch.arange(0, config.head_dim, 2) / config.head_dim),
     }
-    decoder = Decoder(config, weights, device, torch.bfloat16, past_window=True)
-    assert len(selected.check_kernels(decoder)) == 7
+    decoder = Decoder(config, weights, device, torch.bfloat16, past_window=Reading())
+    assert len(selected.check_kernels(decoder, num_rows=131_072)) == 7

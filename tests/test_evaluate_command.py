@@ -20,7 +20,7 @@ from longread.evaluate.groups import groups
 from longread.evaluate.pictures import coloured_lines, depth_pictures, plain_lines
 from longread.evaluate.plots import write_plots
 from longread.evaluate.task import Question, Sample
-from longread.evaluate.variants import parse_variants
+from longread.evaluate.variants import parse_reading, parse_variants
 from longread.policies import POLICIES
 
 Capture = pytest.CaptureFixture[str]
@@ -161,6 +161,23 @@ def test_a_report_of_nothing_is_told(capsys: Capture) -> None:
 def test_bad_fields_are_told(policies: str, message: str) -> None:
     with pytest.raises(UsageError, match="^") as error:
         parse_variants(policies, "5%", Settings())
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    (
+        ("budget", "budget is '': it needs a value"),
+        ("budget=0", "budget is '0': it must be from 1"),
+        ("vote=none", "vote is 'none': choose one of all"),
+        ("passage_len=4", "it must be an odd number from 1 to 1023"),
+        ("rows=4", "--reading has no field 'rows'"),
+        ("", "--reading has no field ''"),
+    ),
+)
+def test_bad_fields_of_a_reading_are_told(fields: str, message: str) -> None:
+    with pytest.raises(UsageError, match="^") as error:
+        parse_reading(fields)
     assert message in str(error.value)
 
 

@@ -11,7 +11,7 @@ import pytest
 import tiny
 from test_evaluate_runner import LENGTH, Made, Model, _of_a_session, _sample
 
-from longread import past_window
+from longread import context
 from longread.cli import main
 from longread.config import CONTEXT_NAMES, Settings
 from longread.context import Way
@@ -21,9 +21,10 @@ from longread.evaluate.cells import CellFolder, read_cells
 from longread.evaluate.contexts import answering, name_of, ways_to_read
 from longread.evaluate.grid import Grid, Request
 from longread.evaluate.task import Sample
-from longread.evaluate.variants import parse_variants
+from longread.evaluate.variants import parse_reading, parse_variants
 from longread.events import Event
 from longread.model import Decoder
+from longread.past_window import Reading
 from longread.prompt import ChatFormat
 from longread.tokenizer import Tokenizer
 from longread.weights import load_config
@@ -32,13 +33,13 @@ WINDOW = 1024
 Capture = pytest.CaptureFixture[str]
 
 
+# Few rows, so that a short document is already read by selection.
+NARROW = Reading(sink_size=4, window_size=32, budget=100, chunk_tokens=64)
+
+
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows, so that a short document is already read by selection."""
-    monkeypatch.setattr(past_window, "_SINK_SIZE", 4)
-    monkeypatch.setattr(past_window, "_NUM_CHOSEN", 100)
-    monkeypatch.setattr(past_window, "_LOCAL_SIZE", 32)
-    monkeypatch.setattr(past_window.SelectedAttention, "chunk_tokens", 64)
+    monkeypatch.setattr(context, "Reading", lambda: NARROW)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def small_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.convert(folder, root / "models")
 
 
-def _model(settings: Settings, *, past_window: bool = False) -> Model:
+def _model(settings: Settings, past_window: Reading | None = None) -> Model:
     path = Path(settings.model)
     decoder = Decoder.load(path, "cpu", "float32", past_window=past_window)
     return Model(decoder, Tokenizer.load(path), ChatFormat.load(path), settings)
@@ -58,16 +59,23 @@ def _model(settings: Settings, *, past_window: bool = False) -> Model:
 def test_each_length_is_read_as_the_window_asks(small_dir: Path) -> None:
     config, lengths = load_config(small_dir), (512, WINDOW, WINDOW + 1, 3 * WINDOW)
 
-    def ways(context: str, lengths: Sequence[int] = lengths) -> dict[str, tuple[int, ...]]:
-        found = ways_to_read(context, lengths, config)
+    def ways(
+        context: str, lengths: Sequence[int] = lengths, fields: str = "budget=100:chunk_tokens=64"
+    ) -> dict[str, tuple[int, ...]]:
+        found = ways_to_read(context, lengths, config, parse_reading(fields))
         return {f"{name_of(way)} {way.stretch}": own for way, own in found.items()}
 
-    assert ways("auto") == {"dense 1": lengths[:2], "select 1": lengths[2:]}
-    assert ways("select") == {"select 1": lengths}
+    select = "select:budget=100:chunk_tokens=64 1"
+    assert ways("auto") == {"dense 1": lengths[:2], select: lengths[2:]}
+    assert ways("select") == {select: lengths}
+    (way,) = ways_to_read("select", lengths, config)
+    assert way.reading == Reading().fitting(WINDOW) and way.reading.num_positions <= WINDOW
     assert ways("yarn") == {"dense 1": lengths[:2], "yarn 2": lengths[2:3], "yarn 4": lengths[3:]}
     assert ways("dense", lengths[:2]) == {"dense 1": lengths[:2]}
     with pytest.raises(UsageError, match="1025 is over the window of the model, which is 1,024"):
         ways("dense")
+    with pytest.raises(UsageError, match="attends to 3,200 positions.* trained for 1,024"):
+        ways("auto", fields="vote=all")
     assert set(CONTEXT_NAMES) == {"auto", "select", "yarn", "dense"}
 
 
@@ -75,10 +83,10 @@ def test_what_reads_past_the_window_at_a_step_cannot_answer() -> None:
     variants = parse_variants("dense,snapkv,tokenselect", "20%,100%,900,256", Settings())
     assert answering(variants, Way(stretch=2), WINDOW) == tuple(variants)
     # Of 1,024 rows 256 are the question's, 128 the answer's, 4 sinks and 256 window: 380 are left.
-    names = [variant.name for variant in answering(variants, Way(selects=True), WINDOW)]
+    names = [variant.name for variant in answering(variants, Way(Reading()), WINDOW)]
     assert names == ["tokenselect 20%", "tokenselect 256"]
     edge = parse_variants("tokenselect", "380,381", Settings())
-    assert answering(edge, Way(selects=True), WINDOW) == (edge[0],)
+    assert answering(edge, Way(Reading()), WINDOW) == (edge[0],)
 
 
 @pytest.mark.parametrize("in_conversation", (False, True))
@@ -88,7 +96,7 @@ def test_answers_past_the_window_are_those_of_a_session(
 ) -> None:
     sample = _sample(in_conversation=in_conversation)
     (variant,) = parse_variants(policy, "10%", settings)
-    (said,) = _model(settings, past_window=True).answers(sample, policy, "10%").values()
+    (said,) = _model(settings, NARROW).answers(sample, policy, "10%").values()
     selecting = replace(settings, context="select")
     expected = _of_a_session(selecting, sample, tmp_path, variant)
     assert [answer.text for answer in said] == [text for text, _ in expected]
@@ -102,7 +110,7 @@ def test_answers_past_the_window_are_those_of_a_session(
 def test_a_share_counts_from_no_more_rows_than_the_window(
     settings: Settings, small_dir: Path
 ) -> None:
-    model = _model(replace(settings, model=str(small_dir)), past_window=True)
+    model = _model(replace(settings, model=str(small_dir)), Reading())
     said = model.answers(_sample(), "tokenselect", "5%")
     same = model.answers(_sample(), "tokenselect", str(-(-WINDOW // 20)))
     assert list(said.values()) == list(same.values())
@@ -116,6 +124,8 @@ def test_lengths_are_read_as_they_must_be(
     words = ["eval", "made", "--policies", "dense,tokenselect", "--budgets", "5%", "--samples", "2"]
     words += ["--lengths", f"900,{LENGTH}", "--model", str(small_dir), "--dtype", "float32"]
     words += ["--window-size", "16", "--out", str(out)]
+    words += ["--reading", "budget=100:sink-size=4:window-size=32:chunk_tokens=64"]
+    select = "select:sink_size=4:window_size=32:budget=100:chunk_tokens=64"
     assert main(words) == 0
     shown, err = capsys.readouterr()
     assert "dense: cannot answer from what was read by selection" in err
@@ -127,13 +137,14 @@ def test_lengths_are_read_as_they_must_be(
     assert found == {
         (900, "dense", "dense"): 2,
         (900, "dense", "tokenselect"): 2,
-        (LENGTH, "select", "tokenselect"): 2,
+        (LENGTH, select, "tokenselect"): 2,
     }
     record = json.loads(shown.splitlines()[-1])
     assert (record["samples_done"], record["samples_missing"]) == (4, 0)
     assert [group["length"] for group in record["groups"]] == [900, LENGTH]
     assert "--context" not in record["command"]
-    assert "tokenselect:window_size=16[select] 5%" in shown
+    assert f"--reading {words[-1]}" in record["command"]
+    assert f"tokenselect:window_size=16[{select}] 5%" in shown
     assert main([*words, "--context", "select"]) == 0
     shown, _ = capsys.readouterr()
     record = json.loads(shown.splitlines()[-1])
@@ -149,6 +160,8 @@ def test_lengths_are_read_as_they_must_be(
     }
     assert main([*words[:2], "--policies", "dense", *words[6:], "--context", "select"]) == 2
     assert "none of the --policies can answer" in capsys.readouterr()[1]
+    assert main(["eval", "sources", "--reading", "vote=group"]) == 2
+    assert "--reading says how documents are read for answers" in capsys.readouterr()[1]
 
 
 @dataclass
@@ -196,6 +209,6 @@ def test_samples_that_do_not_fit_are_found_before_anything_is_read(
     assert message.endswith("is 16,384: choose smaller --lengths, or leave grows out")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     # What is read by selection has no such window.
-    far = Grid(_model(settings, past_window=True).decoder, *rest, context="select")
+    far = Grid(_model(settings, Reading()).decoder, *rest, context="select")
     works = far._works(replace(request, lengths=(LENGTH,), num_samples=2))
     assert [work.prompt.sample.number for work in works[LENGTH]] == [0, 0, 1, 1]

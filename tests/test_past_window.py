@@ -12,17 +12,20 @@ import torch
 from last_event import last_event
 from torch import Tensor
 
-from longread import past_window
+from longread import context, past_window
 from longread.config import Settings
 from longread.errors import ContextError, UsageError
 from longread.events import Answer, Opened
 from longread.model import Decoder
+from longread.past_window import Reading
 from longread.policies import Dense, TokenSelect, Turn
 from longread.session import Session
 from longread.trace import Trace
 from longread.weights import load_config, load_weights
 
 SINKS, CHOSEN, LOCAL, CHUNK = 4, 12, 8, 16
+# Few rows, so that a short document is already past what is read at once.
+NARROW = Reading(SINKS, LOCAL, CHOSEN, CHUNK, num_voters=2, question_voters=4, passage_len=3)
 NUM_ROWS = 150
 CONSTITUTION = Path(__file__).parent.parent / "sample_docs" / "us_constitution.txt"
 
@@ -33,7 +36,7 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return tiny.convert(tiny.save_hf_folder(root / "hf", request.param), root / "models")
 
 
-def _decoder(converted: Path, past: bool) -> Decoder:
+def _decoder(converted: Path, past: Reading | None) -> Decoder:
     weights = load_weights(converted, device="cpu", dtype=torch.float32)
     config = load_config(converted)
     return Decoder(config, weights, torch.device("cpu"), torch.float32, past_window=past)
@@ -41,14 +44,7 @@ def _decoder(converted: Path, past: bool) -> Decoder:
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows, so that a short document is already past what is read at once."""
-    monkeypatch.setattr(past_window, "_SINK_SIZE", SINKS)
-    monkeypatch.setattr(past_window, "_NUM_CHOSEN", CHOSEN)
-    monkeypatch.setattr(past_window, "_LOCAL_SIZE", LOCAL)
-    monkeypatch.setattr(past_window, "_NUM_VOTERS", 2)
-    monkeypatch.setattr(past_window, "_QUESTION_VOTERS", 4)
-    monkeypatch.setattr(past_window, "_PASSAGE_LEN", 3)
-    monkeypatch.setattr(past_window.SelectedAttention, "chunk_tokens", CHUNK)
+    monkeypatch.setattr(context, "Reading", lambda: NARROW)
 
 
 def _ids(decoder: Decoder) -> Tensor:
@@ -76,7 +72,7 @@ def test_what_can_be_read_at_once_is_read_as_within_the_window(
     converted: Path, policy: TokenSelect | Dense
 ) -> None:
     """All rows have the positions that they stand at, turned later and not before."""
-    near, far = _decoder(converted, False), _decoder(converted, True)
+    near, far = _decoder(converted, None), _decoder(converted, Reading())
     torch.testing.assert_close(_logits(far, policy), _logits(near, policy), rtol=1e-3, atol=1e-3)
 
 
@@ -96,16 +92,15 @@ def test_each_family_and_kind_of_rope_is_read_by_selection(
     rope |= {"rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
     folder = tiny.save_hf_folder(tmp_path / "hf", family, rope_parameters=rope)
     converted = tiny.convert(folder, tmp_path / "models")
-    near, far = _decoder(converted, False), _decoder(converted, True)
+    near, far = _decoder(converted, None), _decoder(converted, Reading())
     policy = TokenSelect(budget=NUM_ROWS)
     torch.testing.assert_close(_logits(far, policy), _logits(near, policy), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.usefixtures("narrow")
 def test_no_distance_is_longer_than_what_is_read_at_once(
     converted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder = _decoder(converted, True)
+    decoder = _decoder(converted, NARROW)
     ends = []
     real = decoder.network.rope_rows
 
@@ -119,23 +114,22 @@ def test_no_distance_is_longer_than_what_is_read_at_once(
     assert max(ends) <= max(SINKS + CHOSEN + LOCAL + CHUNK, 20 + 2 + 5 + 10)
 
 
-@pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize(
-    "outer_norm, policy, num_voters",
-    ((False, None, 2), (True, None, 2), (False, Dense(), 4)),
-    ids=("chunk", "outer norm", "question"),
+    "reading, policy, num_voters",
+    (
+        (NARROW, None, 2),
+        (replace(NARROW, outer_norm=True), None, 2),
+        (replace(NARROW, vote="group", passage_len=1), None, 2),
+        (NARROW, Dense(), 4),
+    ),
+    ids=("chunk", "outer norm", "group", "question"),
 )
 @torch.inference_mode()
 def test_a_chunk_attends_to_the_rows_that_its_queries_vote_for(
-    converted: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    outer_norm: bool,
-    policy: Dense | None,
-    num_voters: int,
+    converted: Path, reading: Reading, policy: Dense | None, num_voters: int
 ) -> None:
-    monkeypatch.setattr(past_window, "_OUTER_NORM", outer_norm)
-    decoder = _decoder(converted, True)
-    attention = past_window.SelectedAttention(decoder.network)
+    decoder = _decoder(converted, reading)
+    attention = past_window.SelectedAttention(decoder.network, reading)
     ids, cache = _ids(decoder), decoder.new_cache(NUM_ROWS)
     decoder.prefill(ids[:NUM_ROWS], cache)
     start, head_dim, num_kv_heads = 128, decoder.config.head_dim, 2
@@ -149,20 +143,23 @@ def test_a_chunk_attends_to_the_rows_that_its_queries_vote_for(
         return torch.cat((low * cos[0] - high * sin[0], high * cos[0] + low * sin[0]))
 
     expected = torch.empty_like(found)
-    votes = torch.zeros(start - SINKS - LOCAL)
+    votes = torch.zeros(3 * num_kv_heads, start - SINKS - LOCAL)
     for head in range(3 * num_kv_heads):
         for part in q.split(CHUNK // num_voters):
             scored = [turned(one, LOCAL) for one in part[:, head]]
             mean = torch.stack(scored).mean(dim=0)
             scores = cache.k[1, head // 3, :start] @ mean * head_dim**-0.5
             voted, outer = scores[SINKS:-LOCAL], (scores[:SINKS], scores[-LOCAL:])
-            norm = torch.logsumexp(torch.cat(outer) if outer_norm else voted, dim=0)
-            votes += torch.exp(voted - norm)
-    padded = torch.nn.functional.pad(votes, (1, 1), value=-1.0)
-    near = torch.stack((padded[:-2], votes, padded[2:])).amax(dim=0)
-    best = sorted((SINKS + near.topk(CHOSEN).indices).tolist())
-    rows = [*range(SINKS), *best, *range(start - LOCAL, start + CHUNK)]
+            norm = torch.logsumexp(torch.cat(outer) if reading.outer_norm else voted, dim=0)
+            votes[head] += torch.exp(voted - norm)
     for kv_head in range(num_kv_heads):
+        own = slice(3 * kv_head, 3 * kv_head + 3) if reading.vote == "group" else slice(None)
+        best = votes[own].sum(dim=0)
+        if reading.passage_len == 3:
+            padded = torch.nn.functional.pad(best, (1, 1), value=-1.0)
+            best = torch.stack((padded[:-2], best, padded[2:])).amax(dim=0)
+        chosen = sorted((SINKS + best.topk(CHOSEN).indices).tolist())
+        rows = [*range(SINKS), *chosen, *range(start - LOCAL, start + CHUNK)]
         k, v = cache.k[1, kv_head], cache.v[1, kv_head]
         keys = torch.stack([turned(k[row], place) for place, row in enumerate(rows)])
         num_earlier = len(rows) - CHUNK
@@ -175,9 +172,8 @@ def test_a_chunk_attends_to_the_rows_that_its_queries_vote_for(
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.usefixtures("narrow")
 def test_the_trace_names_rows_of_the_document(converted: Path) -> None:
-    decoder = _decoder(converted, True)
+    decoder = _decoder(converted, NARROW)
     config = decoder.config
     trace = Trace(
         config.num_hidden_layers,
@@ -199,9 +195,8 @@ def test_the_trace_names_rows_of_the_document(converted: Path) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.usefixtures("narrow")
 def test_reading_goes_on_where_it_was_left(converted: Path) -> None:
-    decoder = _decoder(converted, True)
+    decoder = _decoder(converted, NARROW)
     ids = _ids(decoder)[:NUM_ROWS]
     whole, parts = decoder.new_cache(NUM_ROWS), decoder.new_cache(NUM_ROWS)
     decoder.prefill(ids, whole)
@@ -209,6 +204,17 @@ def test_reading_goes_on_where_it_was_left(converted: Path) -> None:
         decoder.prefill(part, parts)
     torch.testing.assert_close(parts.k, whole.k)
     torch.testing.assert_close(parts.v, whole.v)
+
+
+def test_sizes_fit_the_window_of_a_small_model() -> None:
+    assert Reading().fitting(32_768) == Reading()
+    small = Reading().fitting(1024)
+    assert (small.sink_size, small.window_size, small.budget, small.chunk_tokens) == (
+        *(32, 128, 512, 128),
+    )
+    assert Reading().fitting(4).num_positions == 4
+    assert replace(Reading(), budget=4096, vote="group").label == ":budget=4096:vote=group"
+    assert Reading().label == ""
 
 
 @pytest.fixture
@@ -242,8 +248,8 @@ def test_how_documents_are_read_is_part_of_the_entry(
 ) -> None:
     short = tmp_path / "short.txt"
     short.write_text(CONSTITUTION.read_text()[:1000])
-    for context in ("dense", "select"):
-        opened = last_event(Session(replace(long_settings, context=context)).open([str(short)]))
+    for way in ("dense", "select"):
+        opened = last_event(Session(replace(long_settings, context=way)).open([str(short)]))
         assert isinstance(opened, Opened) and not opened.cache.hit
 
 

@@ -16,8 +16,8 @@ from longread_kernels.reference import rope_ref
 from torch import Tensor
 from triton_case import DEVICE, ON_GPU, assert_near, poison, random, wide
 
-from longread import past_window
 from longread.model import Decoder
+from longread.past_window import Reading
 from longread.policies import TokenSelect, Turn
 from longread.weights import load_config, load_weights
 
@@ -222,16 +222,14 @@ def _check_list(votes: Tensor, num_chosen: int, first_row: int, num_tail: int) -
 def test_a_decoder_past_its_window_takes_the_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("SINK_SIZE", 4), ("NUM_CHOSEN", 12), ("LOCAL_SIZE", 8)):
-        monkeypatch.setattr(past_window, f"_{name}", value)
-    monkeypatch.setattr(past_window.SelectedAttention, "chunk_tokens", 32)
+    reading = Reading(sink_size=4, window_size=8, budget=12, chunk_tokens=32)
     folder = tiny.convert(tiny.save_hf_folder(tmp_path / "hf", "qwen3"), tmp_path / "models")
     ids = torch.randint(0, 400, (110,), generator=torch.Generator().manual_seed(3))
     logits = []
     for device, dtype in ((torch.device("cpu"), torch.float32), (DEVICE, torch.float16)):
         monkeypatch.setattr(ops, "on_triton", lambda x, two=dtype.itemsize == 2: two)
         weights = load_weights(folder, device=str(device), dtype=dtype)
-        decoder = Decoder(load_config(folder), weights, device, dtype, past_window=True)
+        decoder = Decoder(load_config(folder), weights, device, dtype, past_window=reading)
         cache, policy = decoder.new_cache(120), TokenSelect(budget=20, sink_size=2, window_size=5)
         decoder.prefill(ids[:96], cache)
         policy.prepare(cache)

@@ -30,6 +30,7 @@ from longread.bench.shapes import load_model
 from longread.device import choose_device, choose_dtype
 from longread.errors import LongreadError
 from longread.model import Decoder
+from longread.past_window import Reading
 from longread.policies import Dense
 from longread.weights import ModelConfig
 
@@ -199,7 +200,7 @@ def _child(name: str, device: str, dtype: str, num_tokens: int, contender: str) 
     token_ids = torch.randint(0, config.vocab_size, (num_tokens,), generator=generator)
     if contender != "huggingface":
         selects = contender == "select"
-        decoder = Decoder(config, weights, torch_device, torch_dtype, past_window=selects)
+        decoder = Decoder(config, weights, torch_device, torch_dtype, past_window=Reading() if selects else None)
         if selects:
             check_kernels(decoder)
         cache = decoder.new_cache(num_tokens)

@@ -9,21 +9,22 @@ from torch import Tensor
 
 from longread.errors import LongreadError
 from longread.model import Decoder
+from longread.past_window import Reading
 
-_NUM_TOKENS = 512
-_NUM_ROWS = 8192  # before them
-_NUM_CHOSEN = 2048
-_FIRST, _LOCAL = 128, 512
-_NUM_VOTERS = 8
 _TOLERANCE = 0.01  # relative RMS, of two-byte floats
 
 
 @torch.inference_mode()
-def check_kernels(decoder: Decoder) -> dict[str, float]:
+def check_kernels(
+    decoder: Decoder, reading: Reading | None = None, num_rows: int = 8192
+) -> dict[str, float]:
     """Each op's distance from its twin in float32, relative RMS; {} where the twins themselves run.
 
-    Raises LongreadError over 1 %.
+    num_rows: before the chunk. Raises LongreadError over 1 %.
     """
+    reading = reading or Reading()
+    first, local, num_chosen = reading.sink_size, reading.window_size, reading.budget
+    end = num_rows + reading.chunk_tokens
     config, device = decoder.config, decoder.device
     num_kv_heads, head_dim = config.num_key_value_heads, config.head_dim
     generator = torch.Generator(device).manual_seed(0)
@@ -32,21 +33,21 @@ def check_kernels(decoder: Decoder) -> dict[str, float]:
         values = torch.empty(shape, device=device, dtype=decoder.dtype)
         return values.normal_(generator=generator)
 
-    q = random(_NUM_TOKENS, config.num_attention_heads, head_dim)
+    q = random(reading.chunk_tokens, config.num_attention_heads, head_dim)
     if not ops.on_triton(q):
         return {}
-    k, v = random(2, num_kv_heads, _NUM_ROWS + _NUM_TOKENS, head_dim)
-    cos, sin = decoder.network.rope_rows(0, _NUM_ROWS)
-    edge, scale = (cos[_LOCAL : _LOCAL + 1], sin[_LOCAL : _LOCAL + 1]), head_dim**-0.5
-    voters = ops.mean_queries(q, _NUM_VOTERS, num_kv_heads, *edge)
-    spans = (_FIRST, _NUM_ROWS - _LOCAL, _NUM_ROWS)
+    k, v = random(2, num_kv_heads, end, head_dim)
+    cos, sin = decoder.network.rope_rows(0, num_rows)
+    edge, scale = (cos[local : local + 1], sin[local : local + 1]), head_dim**-0.5
+    voters = ops.mean_queries(q, reading.num_voters, num_kv_heads, *edge)
+    spans = (first, num_rows - local, num_rows)
     votes, outer_votes = (
         ops.soft_votes(voters, k, scale, *spans, outer_norm=outer) for outer in (False, True)
     )
-    rows = ops.list_rows(votes, _NUM_CHOSEN, _FIRST, _NUM_ROWS + _NUM_TOKENS)
-    best = twins.list_rows_ref(votes, _NUM_CHOSEN, _FIRST, _NUM_ROWS + _NUM_TOKENS)
+    rows = ops.list_rows(votes, num_chosen, first, end)
+    best = twins.list_rows_ref(votes, num_chosen, first, end)
     chosen, best = (
-        votes.gather(1, listed[:, _FIRST : _FIRST + _NUM_CHOSEN].long() - _FIRST)
+        votes.gather(1, listed[:, first : first + num_chosen].long() - first)
         for listed in (rows, best)
     )
     wide_q, wide_k, wide_v = q.float(), k.float(), v.float()
@@ -55,7 +56,10 @@ def check_kernels(decoder: Decoder) -> dict[str, float]:
         wide_q[-1], wide_k, wide_v, rows, cos, sin, scale
     )
     pairs = {
-        "mean queries": (voters, twins.mean_queries_ref(wide_q, _NUM_VOTERS, num_kv_heads, *edge)),
+        "mean queries": (
+            voters,
+            twins.mean_queries_ref(wide_q, reading.num_voters, num_kv_heads, *edge),
+        ),
         "votes": (votes, twins.soft_votes_ref(voters, k, scale, *spans, outer_norm=False)),
         "votes with an outer norm": (
             outer_votes,

@@ -56,6 +56,14 @@ def evaluate(
         float | None,
         typer.Option("--limit-seconds", metavar="N", min=0.0, help="Begin no sample after these."),
     ] = None,
+    reading: Annotated[
+        str | None,
+        typer.Option(
+            "--reading",
+            metavar="FIELDS",
+            help="With --context select: budget=4096:vote=group.",
+        ),
+    ] = None,
     report: Annotated[
         list[Path] | None,
         typer.Option(
@@ -105,6 +113,9 @@ def evaluate(
             raise UsageError("--report shows what is stored: leave TASKS out")
         evaluate_run.report(run, report, plots)
         return
+    measures_sources = measure_sources.NAME in [word.strip() for word in (what or "").split(",")]
+    if reading is not None and (selection_only or measures_sources):
+        raise UsageError("--reading says how documents are read for answers: leave it out here")
     if what is None:
         raise UsageError(
             "no task is named: `longread eval ruler --data FOLDER`, or see `longread eval --help`"
@@ -112,7 +123,7 @@ def evaluate(
     if selection_only:
         evaluate_run.selection_only(run, what, pages, password)
         return
-    if measure_sources.NAME in [word.strip() for word in what.split(",")]:
+    if measures_sources:
         if what.strip() != measure_sources.NAME or policies or budgets:
             raise UsageError(
                 "sources are measured by themselves, of one --policy at one --budget: leave other "
@@ -137,6 +148,7 @@ def evaluate(
         data,
         out or Path(_DEFAULT_OUT),
         limit_seconds,
+        reading,
     )
 
 

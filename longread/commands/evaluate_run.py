@@ -28,6 +28,7 @@ def answers(
     data: Path | None,
     out: Path,
     limit_s: float | None,
+    reading: str | None,
 ) -> None:
     import dataclasses
     import json
@@ -41,7 +42,7 @@ def answers(
     from longread.evaluate.pictures import depth_pictures
     from longread.evaluate.task import Materials
     from longread.evaluate.tasks import make_tasks, task_names
-    from longread.evaluate.variants import parse_variants
+    from longread.evaluate.variants import parse_reading, parse_variants
     from longread.model import Decoder
     from longread.prompt import ChatFormat
     from longread.tokenizer import Tokenizer
@@ -54,18 +55,19 @@ def answers(
         model_dir = prepare(settings.model, settings.models_dir, screen.progress, screen.notice)
         tokenizer, chat = Tokenizer.load(model_dir), ChatFormat.load(model_dir)
         config = load_config(model_dir)
-        ways_to_read(settings.context, lengths, config)
+        how = None if reading is None else parse_reading(reading)
+        ways = ways_to_read(settings.context, lengths, config, how)
         materials = Materials(lambda text: len(tokenizer.encode(text)), data, tokenizer.encode)
         tasks = make_tasks(chosen, materials)
         request = Request(tuple(tasks), lengths, variants, num_samples, settings.seed, limit_s)
-        command = _command(run, names, policies, budgets, request, data)
+        command = _command(run, names, policies, budgets, request, data, reading)
         request = dataclasses.replace(request, command=command)
         cells = CellFolder(out)
 
         def make_grid(way: Way) -> Grid:
             decoder = Decoder.load(
                 *(model_dir, settings.device, settings.dtype),
-                past_window=way.selects,
+                past_window=way.reading,
                 stretch=way.stretch,
             )
             return Grid(
@@ -73,7 +75,7 @@ def answers(
                 context=name_of(way),
             )
 
-        outcome = run_contexts(request, settings.context, config, make_grid, screen.notice)
+        outcome = run_contexts(request, ways, config.window, make_grid, screen.notice)
     finally:
         screen.stop_progress()
     found = groups(outcome.cells)
@@ -166,7 +168,13 @@ def _print(run: Run, table: Table) -> None:
 
 
 def _command(
-    run: Run, names: str, policies: str, budgets: str, request: Request, data: Path | None
+    run: Run,
+    names: str,
+    policies: str,
+    budgets: str,
+    request: Request,
+    data: Path | None,
+    reading: str | None,
 ) -> str:
     """What gives the same cells, without this machine's folders."""
     import shlex
@@ -181,5 +189,6 @@ def _command(
     for name in _OPTIONS:
         if run.origins[name] != "default":
             words += [f"--{name.replace('_', '-')}", str(option_value(run.settings, name))]
+    words += ["--reading", reading] if reading is not None else []
     words += ["--data", "FOLDER"] if data is not None else []
     return shlex.join(words)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from longread import rope
 from longread.context import QUESTION_RESERVE, Way
@@ -17,31 +17,41 @@ from longread.evaluate.grid import Grid, Outcome, Request
 from longread.evaluate.task import ANSWER_ROOM
 from longread.evaluate.variants import Variant
 from longread.events import Notice, NoticeFn
+from longread.past_window import Reading
 from longread.policies import TokenSelect
 from longread.weights import ModelConfig
 
 
 def name_of(way: Way) -> str:
     """What cells call a way to read; how far YaRN stretches the window follows from the length."""
-    return "select" if way.selects else "yarn" if way.stretch > 1 else "dense"
+    if way.reading is not None:
+        return f"select{way.reading.label}"
+    return "yarn" if way.stretch > 1 else "dense"
 
 
 def ways_to_read(
-    context: str, lengths: Sequence[int], config: ModelConfig
+    context: str, lengths: Sequence[int], config: ModelConfig, reading: Reading | None = None
 ) -> dict[Way, tuple[int, ...]]:
     """The lengths that are read in each way.
 
     With `auto` what the window cannot hold is read by selection, with `yarn` in a longer window;
-    what it holds is read densely. Raises UsageError for what is over the window and is to be read
-    densely, and where YaRN cannot be had.
+    what it holds is read densely. reading: how to read by selection. Raises UsageError for what is
+    over the window and is to be read densely, where YaRN cannot be had, and for a reading that
+    passes the window itself.
     """
+    if reading is not None and reading.num_positions > config.window:
+        raise UsageError(
+            f"--reading attends to {reading.num_positions:,} positions, and the model was trained "
+            f"for {config.window:,}: choose smaller sizes"
+        )
+    reading = reading or Reading().fitting(config.window)
     found: dict[Way, tuple[int, ...]] = {}
     for length in lengths:
         is_over = length > config.window
         if context == "yarn":
             way = Way(stretch=rope.yarn_factor(config, length))
         elif context == "select" or (context == "auto" and is_over):
-            way = Way(selects=True)
+            way = Way(reading)
         elif is_over:
             raise UsageError(
                 f"--lengths {length} is over the window of the model, which is {config.window:,}: "
@@ -69,25 +79,25 @@ def _fits(variant: Variant, window: int) -> bool:
 
 def run_contexts(
     request: Request,
-    context: str,
-    config: ModelConfig,
+    ways: Mapping[Way, tuple[int, ...]],
+    window: int,
     make_grid: Callable[[Way], Grid],
     notice: NoticeFn,
 ) -> Outcome:
     """`Grid.run` for the lengths of each way to read, one model after the other.
 
-    config: as the model was trained. Raises UsageError where no variant can answer.
+    window: as the model was trained. Raises UsageError where no variant can answer.
     """
     started = time.perf_counter()
     planned = []
-    for way, lengths in ways_to_read(context, request.lengths, config).items():
-        variants = answering(request.variants, way, config.window)
+    for way, lengths in ways.items():
+        variants = answering(request.variants, way, window)
         left_out = [variant.name for variant in request.variants if variant not in variants]
         if left_out:
             notice(
                 Notice(
                     f"{', '.join(left_out)}: cannot answer from what was read by selection, or "
-                    f"read more than the window of {config.window:,} at a step; left out at "
+                    f"read more than the window of {window:,} at a step; left out at "
                     f"{', '.join(f'{length:,}' for length in lengths)} tokens"
                 )
             )
@@ -96,7 +106,7 @@ def run_contexts(
     if not planned:
         raise UsageError(
             "none of the --policies can answer from what is read by selection: give tokenselect "
-            f"with a budget that leaves room in the window of {config.window:,} tokens"
+            f"with a budget that leaves room in the window of {window:,} tokens"
         )
     outcome = Outcome([])
     for way, part in planned:

@@ -1,20 +1,22 @@
-"""What `--policies` and `--budgets` name: policies with their hyper-parameters.
+"""What `--policies`, `--budgets` and `--reading` name: policies and ways to read by selection.
 
 `tokenselect:vote=none:window_size=0` is the policy with two fields set; the fields of a policy's
-dataclass can be set, all but the budget. What is not set is as in the settings.
+dataclass can be set, all but the budget. What is not set is as in the settings. A reading has its
+fields alone: `budget=4096:vote=group`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from longread import values
 from longread.config import INDEX_NAMES, VOTE_NAMES, Settings, parse_budget
 from longread.errors import UsageError
+from longread.past_window import VOTES, Reading
 from longread.policies import POLICIES, Policy
 from longread.policies.snapkv import POOLINGS
 
@@ -46,6 +48,11 @@ _PARSERS: dict[str, Parser] = {
     "block_len": values.integer(1, 4096),
     "period": values.integer(2),
     "repeats": values.integer(2, 64),
+}
+_READING_PARSERS: dict[str, Parser] = {
+    "vote": values.choice(VOTES),
+    "outer_norm": values.switch,
+    "passage_len": _odd(1, 1023),
 }
 
 
@@ -112,26 +119,49 @@ def _policy(text: str, settings: Settings) -> tuple[str, tuple[tuple[str, Any], 
     if name not in POLICIES:
         raise UsageError(f"there is no policy {name!r}; {_near(name, list(POLICIES))}")
     parameters = _hyper_parameters(name)
-    given: dict[str, Any] = {}
-    for assignment in assignments:
-        field, mark, value = assignment.partition("=")
-        field = field.strip().replace("-", "_")
-        if field == "budget":
-            raise UsageError(f"{text}: budgets are given with --budgets")
-        if field not in parameters:
-            names = [other for other in parameters if other != "budget"]
-            raise UsageError(f"{text}: {name} has no field {field!r}; {_near(field, names)}")
-        try:
-            if not mark:
-                raise ValueError("it needs a value")
-            given[field] = _parser(field, str(parameters[field].type))(value.strip())
-        except ValueError as error:
-            raise UsageError(f"{text}: {field} is {value!r}: {error}") from None
+    if any(assignment.partition("=")[0].strip() == "budget" for assignment in assignments):
+        raise UsageError(f"{text}: budgets are given with --budgets")
+    parsers = {
+        field: _parser(field, str(parameter.type))
+        for field, parameter in parameters.items()
+        if field != "budget"
+    }
+    given = _given(text, name, assignments, parsers)
     return name, tuple(
         (field, given.get(field, getattr(settings, field, parameter.default)))
         for field, parameter in parameters.items()
         if field != "budget"
     )
+
+
+def parse_reading(text: str) -> Reading:
+    """A reading with some fields set, as `budget=4096:vote=group`. Raises UsageError."""
+    parsers = {
+        field.name: _READING_PARSERS.get(field.name, values.integer(1))
+        for field in dataclasses.fields(Reading)
+    }
+    return Reading(**_given(text, "--reading", text.split(":"), parsers))
+
+
+def _given(
+    text: str, name: str, assignments: Sequence[str], parsers: Mapping[str, Parser]
+) -> dict[str, Any]:
+    """The values of `field=value` texts."""
+    given: dict[str, Any] = {}
+    for assignment in assignments:
+        field, mark, value = assignment.partition("=")
+        field = field.strip().replace("-", "_")
+        if field not in parsers:
+            raise UsageError(
+                f"{text}: {name} has no field {field!r}; {_near(field, list(parsers))}"
+            )
+        try:
+            if not mark:
+                raise ValueError("it needs a value")
+            given[field] = parsers[field](value.strip())
+        except ValueError as error:
+            raise UsageError(f"{text}: {field} is {value!r}: {error}") from None
+    return given
 
 
 def _hyper_parameters(policy: str) -> dict[str, dataclasses.Field[Any]]:
