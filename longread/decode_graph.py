@@ -20,6 +20,7 @@ from torch import Tensor
 from longread.cache import KVCache
 from longread.network import Network
 from longread.policies import KernelPlan, Turn
+from longread.policies.base import listings
 from longread.policies.kept import rows_read
 from longread.step_buffers import StepBuffers, most_rows
 from longread.trace import Trace
@@ -64,6 +65,7 @@ class StepGraph:
         self.buffers = StepBuffers(
             network, cache, plans, self._indexes[0] if self._indexes else None, branch_rows
         )
+        self._listings = listings(plans, self.buffers.kept)
         self._most_rows = most_rows(cache.capacity, len(plans), branch_rows)
         self._cos, self._sin = network.rope_rows(0, min(self._most_rows, config.window))
         self._logits_of_rows: Tensor | None = None
@@ -86,7 +88,8 @@ class StepGraph:
 
     def fits(self, cache: KVCache) -> bool:
         """Whether the graphs were captured for this cache, and it has not grown since."""
-        return cache.k is self._slabs[0] and cache.v is self._slabs[1]
+        is_same = cache.k is self._slabs[0] and cache.v is self._slabs[1]
+        return is_same and all(listing.fits() for listing in self._listings)
 
     def step(self, token_id: Tensor, turn: Turn, trace: Trace | None) -> Tensor:
         """Append one token ([1] int64) and return its logits [V] fp32, valid until the next step.
@@ -156,6 +159,8 @@ class StepGraph:
         buffers.kept.state.copy_(torch.tensor(state, dtype=torch.int32))
         if buffers.kept.branches is not None:
             buffers.kept.branches[:, 0] = num_shared
+        for listing in self._listings:
+            listing.start_answer(rows, num_shared)
         self._turns, self._num_shared, self._steps_since_choice = turns, num_shared, -1
 
     @staticmethod
@@ -173,20 +178,16 @@ class StepGraph:
 
     def _capture(self, dense: bool, chooses: bool) -> None:
         """Run the step once to compile its kernels, then capture it; leaves the state as it was."""
-        counts = self._mass.clone(), self._selected.clone()
-        state, chosen = self.buffers.kept.state.clone(), self.buffers.chosen.clone()
-
-        def restore() -> None:
-            self.buffers.kept.state.copy_(state)
-            self.buffers.chosen.copy_(chosen)
-            self._mass.copy_(counts[0])
-            self._selected.copy_(counts[1])
+        changed = [self.buffers.kept.state, self.buffers.chosen, self._mass, self._selected]
+        changed += [tensor for listing in self._listings for tensor in listing.state]
+        before = [tensor.clone() for tensor in changed]
 
         stream = torch.cuda.Stream(self._network.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._run(dense, chooses)
-            restore()
+            for tensor, old in zip(changed, before, strict=True):
+                tensor.copy_(old)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -208,6 +209,8 @@ class StepGraph:
     def start_token(self) -> None:
         """Put the tokens' embeddings into the residuals."""
         self.buffers.hidden.copy_(self._network.embed[self.buffers.tokens])
+        for listing in self._listings:
+            listing.start_step()
 
     def append(self, layer_idx: int, chooses: bool) -> None:
         """Project the residuals, and write the tokens' K, V and index rows and their queries."""
@@ -251,6 +254,9 @@ class StepGraph:
                 summed=self._summed,
                 unread=stand_ins.unread if stand_ins and self._sums_unread else None,
             )
+        for listing in self._listings:
+            q = buffers.query.q.unflatten(0, (len(self.plans), -1))
+            listing.list_rows(layer_idx, q, buffers.chosen[layer_idx])
         attend.attend_token(
             buffers.query.q,
             self._cache.k[layer_idx],

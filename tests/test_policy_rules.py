@@ -325,6 +325,6 @@ def test_h2o_reads_the_documents_again_once_for_an_entry() -> None:
         policy.prepare(cache, rereader)
     assert rereader.num_readings == 1 and list(cache.by_products) == ["attention-mass"]
     for layer_idx in range(NUM_LAYERS):
-        torch.testing.assert_close(first._mass[layer_idx], second._mass[layer_idx])
-        total = first._mass[layer_idx].sum(dim=1)
+        torch.testing.assert_close(first._left.mass[layer_idx], second._left.mass[layer_idx])
+        total = first._left.mass[layer_idx].sum(dim=1)
         torch.testing.assert_close(total, torch.full_like(total, 3 * 100))

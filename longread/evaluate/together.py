@@ -14,7 +14,7 @@ from torch import Tensor
 
 from longread.cache import KVCache
 from longread.model import Decoder
-from longread.policies import KernelPlan, Policy, Rereader, TokenSelect, Turn
+from longread.policies import KernelPlan, Policy, Quest, Rereader, TokenSelect, Turn
 from longread.policies.kept import rows_read
 from longread.step_buffers import share_rows
 
@@ -23,19 +23,25 @@ _LEAST_BRANCH_ROWS = 128  # most answers are shorter, and so one captured step s
 
 @dataclass
 class Together(Policy):
-    """Policies that read every row of a question. Those that select share their key indexes."""
+    """Policies that read every row of a question. Those that select share what they score."""
 
     policies: Sequence[Policy]
     _borrowers: list[Policy] = field(default_factory=list, init=False, repr=False)
 
     def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
-        owners: dict[tuple[str, int], TokenSelect] = {}
+        indexes: dict[tuple[str, int], TokenSelect] = {}
+        bounds: dict[int, Quest] = {}
         self._borrowers.clear()
         for policy in self.policies:
             if isinstance(policy, TokenSelect):
-                owner = owners.setdefault((policy.index, policy.index_dim), policy)
-                if owner is not policy:
+                key = policy.index, policy.index_dim
+                if (owner := indexes.setdefault(key, policy)) is not policy:
                     policy.borrow_index(owner)
+                    self._borrowers.append(policy)
+                    continue
+            elif isinstance(policy, Quest):
+                if (other := bounds.setdefault(policy.block_len, policy)) is not policy:
+                    policy.borrow_bounds(other)
                     self._borrowers.append(policy)
                     continue
             policy.prepare(cache, rereader)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+from longread_kernels.tables import Kept
 from torch import Tensor
 
 from longread.cache import KVCache
@@ -17,35 +19,84 @@ class Turn:
 
     listed: for the kernels, of each layer the rows that are read besides the kept ones where they
     are the same for all of an answer, [H_kv, n] int64 with -1 for empty places; num_listed: how
-    many, in the mean over layers and heads. stand_ins: for the kernels, of each layer the row that
-    stands in for those that are not read, where the policy's plan has any.
+    many, in the mean over layers and heads; num_gone: rows that were evicted before, in the same
+    mean. stand_ins: for the kernels, of each layer the row that stands in for those that are
+    not read, where the policy's plan has any.
     """
 
     question_start: int = 0
     question_end: int = 0
     listed: tuple[Tensor, ...] = field(default=(), compare=False, repr=False)
     num_listed: float = 0.0
+    num_gone: float = 0.0
     stand_ins: tuple[StandIn | None, ...] = field(default=(), compare=False, repr=False)
+
+
+class Listing(Protocol):
+    """Lists the rows of some branches of a step at every token, in a captured step: it waits for
+    nothing, and what it writes to stays where it is.
+    """
+
+    @property
+    def state(self) -> Sequence[Tensor]:
+        """What a step leaves to the next one, besides the lists."""
+
+    def fits(self) -> bool:
+        """Whether what was captured is still what the policies use."""
+
+    def start_answer(self, rows: Sequence[int], num_shared: int) -> None:
+        """The next tokens' rows, of all branches of the step; this is not captured."""
+
+    def start_step(self) -> None:
+        """Called before the first layer."""
+
+    def list_rows(self, layer_idx: int, q: Tensor, chosen: Tensor) -> None:
+        """Called when the tokens' keys are in the cache, in dense steps too.
+
+        q: [B, H_q, D] after RoPE and chosen: [B, H_kv, n] int32, -1 for empty, of all branches.
+        """
+
+
+class Lister(Protocol):
+    """What a plan has whose rows are listed anew at every step, but by no index."""
+
+    @property
+    def kind(self) -> Hashable:
+        """One listing serves all plans of a kind."""
+
+    def listing(self, branches: Mapping[int, KernelPlan], kept: Kept) -> Listing:
+        """Of a step in which these branches have plans of this kind."""
 
 
 @dataclass(frozen=True)
 class KernelPlan:
     """What the decode kernels must know of a policy. budget None reads all rows.
 
-    Without an index the budget is the room for the rows that a turn lists. summed: the vote is
-    `group` and not `group-max`; apart: each query head has rows of its own; reselect: rows are
-    chosen anew every so many steps; stand_in: rows that are not read have one, of the turn's values
-    and, where rows are chosen, of the weight that the votes give those left out.
+    Without an index the budget is the room for the rows that a turn or the lister lists. summed:
+    the vote is `group` and not `group-max`; apart: each query head has rows of its own; reselect:
+    rows are chosen anew every so many steps; stand_in: rows that are not read have one, of the
+    turn's values and, where rows are chosen, of the weight that the votes give those left out.
     """
 
     budget: int | None = None
     sink_size: int = 0
     window_size: int = 0
     index: KeyIndex | None = None
+    lister: Lister | None = None
     summed: bool = True
     apart: bool = False
     reselect: int = 1
     stand_in: bool = False
+
+
+def listings(plans: Sequence[KernelPlan], kept: Kept) -> list[Listing]:
+    """What lists the rows of a step's branches, one listing a kind."""
+    found: dict[Hashable, tuple[Lister, dict[int, KernelPlan]]] = {}
+    for branch, plan in enumerate(plans):
+        if plan.lister is not None:
+            _, branches = found.setdefault(plan.lister.kind, (plan.lister, {}))
+            branches[branch] = plan
+    return [lister.listing(branches, kept) for lister, branches in found.values()]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from longread.cache import KVCache
-from longread.policies.base import Policy, Rereader, Turn
+from longread.policies.base import KernelPlan, Policy, Rereader, Turn
+from longread.policies.hitters import HeavyHitters
 from longread.policies.mass import column_mass
 
 EXTRA_NAME = "attention-mass"
@@ -34,30 +35,32 @@ class H2O(Policy):
     evicts: ClassVar[bool] = True
     budget: int | None
     window_size: int = 256
-    _cache: KVCache | None = field(default=None, init=False, repr=False)
-    _num_read: int = field(default=0, init=False, repr=False)
-    # For each layer the rows that are left, [H_kv, n] int64 with -1 for undone ones, and their sums
-    # [H_kv, n] fp32.
-    _rows: list[Tensor] = field(default_factory=list, init=False, repr=False)
-    _mass: list[Tensor] = field(default_factory=list, init=False, repr=False)
+    _left: HeavyHitters = field(init=False, repr=False, compare=False)
+    _was_asked: bool = field(default=False, init=False, repr=False)
     _evicted: set[int] = field(default_factory=set, init=False, repr=False)  # layers
+    _kernel_turn: Turn | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._left = HeavyHitters(self.window_size)
 
     def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
-        self._cache = cache
-        self._num_read = 0
+        self._left.cache = cache
+        self._was_asked = False
         self._evicted.clear()
+        self._kernel_turn = None
         if self.budget is None:
             return
         mass = document_mass(cache, rereader)
         # Rows of a conversation that was held under another policy begin with nothing.
         mass = torch.nn.functional.pad(mass, (0, cache.length - mass.shape[2]))
         rows = torch.arange(cache.length, device=mass.device).expand(mass.shape[1], -1)
-        self._mass, self._rows = list(mass), [rows] * len(mass)
+        self._left.mass, self._left.rows = list(mass), [rows] * len(mass)
 
     def start_turn(self, turn: Turn) -> None:
         super().start_turn(turn)
-        for layer_idx in range(len(self._rows) if self._num_read else 0):
-            self._evict(layer_idx, self._num_read)
+        self._kernel_turn = None
+        if self._was_asked:
+            self._evict_all()
 
     def observe(self, layer_idx: int, q: Tensor, start: int) -> None:
         self._add(layer_idx, q, start)
@@ -65,7 +68,7 @@ class H2O(Policy):
     def left(self, layer_idx: int, num_rows: int) -> Tensor | None:
         if layer_idx not in self._evicted:
             return None
-        rows = self._rows[layer_idx]
+        rows = self._left.rows[layer_idx]
         return rows.masked_fill(rows >= num_rows, -1)
 
     def select(self, layer_idx: int, q: Tensor, num_rows: int) -> Tensor | None:
@@ -75,32 +78,57 @@ class H2O(Policy):
         self._add(layer_idx, q[None], num_rows - 1)
         return self.left(layer_idx, num_rows)
 
+    def kernel_plan(self) -> KernelPlan:
+        if self.budget is None:
+            return KernelPlan()
+        return KernelPlan(self.budget + self.window_size + 1, lister=self._left)
+
+    def kernel_turn(self) -> Turn:
+        """No row is kept whatever its sum: the question competes, and recent rows are listed."""
+        if self.budget is None:
+            return self.turn
+        if self._kernel_turn is None:
+            num_left = float(torch.stack([(rows >= 0).sum() for rows in self._left.rows]).sum())
+            num_left /= sum(rows.shape[0] for rows in self._left.rows)
+            cache = self._left.cache
+            assert cache is not None, "prepare() comes first"
+            self._evict_all()
+            self._evicted.update(range(len(self._left.rows)))  # or a step will
+            self._kernel_turn = Turn(num_gone=cache.length - num_left)
+        return self._kernel_turn
+
     def _add(self, layer_idx: int, q: Tensor, start: int) -> None:
         """Take rows [start, start + T) in and add their queries' attention. q: [T, H_q, D]."""
         if self.budget is None:
             return
-        assert self._cache is not None and self._rows, "prepare() comes first"
-        self._num_read = start + q.shape[0]
-        rows, mass = self._rows[layer_idx], self._mass[layer_idx]
+        cache = self._left.cache
+        assert cache is not None and self._left.rows, "prepare() comes first"
+        self._was_asked = True
+        rows, mass = self._left.rows[layer_idx], self._left.mass[layer_idx]
         undone = rows >= start
         rows, mass = rows.masked_fill(undone, -1), mass.masked_fill(undone, float("-inf"))
-        own = torch.arange(start, self._num_read, device=rows.device).expand(rows.shape[0], -1)
+        own = torch.arange(start, start + q.shape[0], device=rows.device).expand(rows.shape[0], -1)
         rows = torch.cat((rows, own), dim=1)
         mass = torch.cat((mass, mass.new_zeros(own.shape)), dim=1)
-        k = self._cache.k[layer_idx]
+        k = cache.k[layer_idx]
         k = k.gather(1, rows.clamp(min=0)[..., None].expand(-1, -1, k.shape[2]))
         added = column_mass(q, k, rows.shape[1] - q.shape[0], rows < 0)
-        self._rows[layer_idx], self._mass[layer_idx] = rows, mass + added
+        self._left.rows[layer_idx], self._left.mass[layer_idx] = rows, mass + added
 
-    def _evict(self, layer_idx: int, num_rows: int) -> None:
+    def _evict_all(self) -> None:
+        for layer_idx, rows in enumerate(self._left.rows):
+            self._evict(layer_idx, rows.amax() + 1)
+
+    def _evict(self, layer_idx: int, num_rows: int | Tensor) -> None:
         """Drop the lightest of rows [0, num_rows) that are over the budget."""
-        rows, mass = self._rows[layer_idx], self._mass[layer_idx]
+        rows, mass = self._left.rows[layer_idx], self._left.mass[layer_idx]
         size = (self.budget or 0) + self.window_size
         if rows.shape[1] <= size:
             return
         worth = mass.masked_fill(rows >= num_rows - self.window_size, float("inf"))
         stays = torch.topk(worth, size, dim=1, sorted=False).indices.sort(dim=1).values
-        self._rows[layer_idx], self._mass[layer_idx] = rows.gather(1, stays), mass.gather(1, stays)
+        self._left.rows[layer_idx] = rows.gather(1, stays)
+        self._left.mass[layer_idx] = mass.gather(1, stays)
         self._evicted.add(layer_idx)
 
 

@@ -46,10 +46,19 @@ def rows_read(plan: KernelPlan, turn: Turn, num_rows: int) -> float:
     if plan.budget is None:
         return num_rows
     ranges = kept_ranges(num_rows, turn, plan.sink_size, plan.window_size)
-    num_listed = plan.budget if plan.index is not None else turn.num_listed
-    return min(num_listed + sum(end - start for start, end in ranges), num_rows)
+    is_fixed = plan.index is None and plan.lister is None
+    num_listed = turn.num_listed if is_fixed else plan.budget
+    num_kept = sum(end - start for start, end in ranges)
+    return min(num_listed + num_kept, num_rows - turn.num_gone)
 
 
 def row_tensor(ranges: Ranges, device: torch.device) -> Tensor:
     """The rows of all ranges, [n] int64."""
     return torch.cat([torch.arange(start, end, device=device) for start, end in ranges])
+
+
+def slab_rows(
+    rows: Tensor, num_shared: int | Tensor, branch: int | Tensor, branch_rows: int
+) -> Tensor:
+    """Where a branch's rows lie in the slab, as tables.Kept has it."""
+    return torch.where(rows < num_shared, rows, rows + branch * branch_rows)
