@@ -85,6 +85,11 @@ class KVCache:
         assert 0 <= length <= self.length, f"cannot truncate {self.length} rows to {length}"
         self.length = length
 
+    def copy_rows(self, other: KVCache, start: int, end: int) -> None:
+        """Write rows [start, end) of another cache over one's own; the length stays."""
+        self.k[:, :, start:end] = other.k[:, :, start:end]
+        self.v[:, :, start:end] = other.v[:, :, start:end]
+
     def clear(self) -> None:
         """Forget all rows and what was counted of them, so that other documents may come."""
         self.length = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,18 +17,21 @@ from longread.trace import Trace
 if TYPE_CHECKING:
     from longread.decode_graph import StepGraph
 
+_Key = tuple[weakref.ref[KVCache], tuple[KernelPlan, ...], int | None, int]
+
 
 class CapturedSteps:
     """The decode steps that one model has captured, `most` of them.
 
-    Each holds on to its buffers, and to the slabs of its cache.
+    Each holds on to its buffers, and to the slabs of its cache. Policies may read caches of their
+    own, each of which has steps of its own.
     """
 
     def __init__(self, network: Network) -> None:
         self.most = 1
         self._network = network
-        # The oldest first; by plans, the counted rows of a trace, and a branch's rows.
-        self._steps: dict[tuple[tuple[KernelPlan, ...], int | None, int], StepGraph] = {}
+        # The oldest first; by cache, plans, the counted rows of a trace, and a branch's rows.
+        self._steps: dict[_Key, StepGraph] = {}
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -42,7 +46,10 @@ class CapturedSteps:
         if plan is None:
             self._make_room()
             return None
-        return self._step(cache, (plan,), None if trace is None else trace.mass.shape[2], 0)
+        policy.kernel_turn()  # before it a policy has no cache of its own
+        read = policy.read_from(cache)
+        read.reserve(cache.length + 1)
+        return self._step(read, (plan,), None if trace is None else trace.mass.shape[2], 0)
 
     def branches(
         self, cache: KVCache, plans: Sequence[KernelPlan], branch_rows: int
@@ -67,11 +74,11 @@ class CapturedSteps:
     ) -> StepGraph | None:
         from longread.decode_graph import StepGraph  # Triton may be missing
 
-        key = plans, num_counted, branch_rows
+        key = weakref.ref(cache), plans, num_counted, branch_rows
         step = self._steps.get(key)
         if step is not None and step.fits(cache):
             return step
-        self._steps = {key: kept for key, kept in self._steps.items() if kept.fits(cache)}
+        self._steps = {key: kept for key, kept in self._steps.items() if _fits(kept, key[0]())}
         if not can_choose(plans, most_rows(cache.capacity, len(plans), branch_rows)):
             return None
         self._make_room()  # the old buffers go before the new ones come
@@ -82,3 +89,7 @@ class CapturedSteps:
         """Drop the oldest until one more may be kept."""
         while len(self._steps) >= self.most:
             del self._steps[next(iter(self._steps))]
+
+
+def _fits(step: StepGraph, cache: KVCache | None) -> bool:
+    return cache is not None and step.fits(cache)

@@ -47,7 +47,7 @@ class StepGraph:
         """
         config = network.config
         self._network = network
-        self._cache = cache
+        self._cache: KVCache = weakref.proxy(cache)  # it goes when nobody else needs it
         self._slabs = (cache.k, cache.v)
         self.plans = tuple(plans)
         self._branch_rows = branch_rows

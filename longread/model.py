@@ -155,6 +155,9 @@ class Decoder:
         if graph is not None:
             with self.on_device():
                 logits = graph.step(token_id, policy.kernel_turn(), trace)
+                read = policy.read_from(cache)
+                if read is not cache:  # others see the row too
+                    cache.copy_rows(read, end - 1, end)
             cache.length = end
             return logits
         return self.decode_with_torch(token_id, cache, policy, trace)

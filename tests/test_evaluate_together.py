@@ -123,8 +123,8 @@ def test_no_answer_depends_on_the_budgets_beside_it(
     cache, logits = _read(decoder, Together(policies), 4096)
     answer_together(decoder, cache, policies, logits, 2)
     shares = {
-        tuple(plan.budget for plan in plans): step.buffers.votes.shape[2]
-        for (plans, _, _), step in decoder.captured._steps.items()
+        tuple(plan.budget for plan in step.plans): step.buffers.votes.shape[2]
+        for step in decoder.captured._steps.values()
     }
     assert set(shares) == {(40, None), (200,)}
     assert shares[40, None] > shares[200,]

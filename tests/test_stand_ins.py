@@ -5,7 +5,9 @@ cache of their own, beside each alone in torch operations.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from longread.cache import KVCache
 from longread.decode_graph import StepGraph
 from longread.evaluate import together
 from longread.model import Decoder
-from longread.policies import Dense, Policy, Razor, SnapKV, TokenSelect, Turn
+from longread.policies import XKV, Dense, Policy, Razor, SnapKV, TokenSelect, Turn
 from longread.reread import DocumentRereader
 from longread.weights import load_config, load_weights
 
@@ -62,7 +64,9 @@ def _policies() -> list[Policy]:
         _razor(90),
         TokenSelect(budget=24, window_size=12, index="exact"),
         _razor(140, window_size=40),
+        XKV(60),
         _razor(400),
+        XKV(20),
         SnapKV(budget=60, window_size=12),
     ]
 
@@ -115,7 +119,7 @@ def _branches(
     found = {}
     steps = [calls[i : i + NUM_TOKENS] for i in range(0, len(calls), NUM_TOKENS)]
     groups = together._groups(decoder, asked.cache, asked.policies)
-    for (places, _), step in zip(groups, steps, strict=True):
+    for (_, places, _), step in zip(groups, steps, strict=True):
         assert len({id(graph) for graph, _ in step}) == 1
         for branch, place in enumerate(places):
             found[place] = answers[place].ids, torch.stack([logits[branch] for _, logits in step])
@@ -129,6 +133,11 @@ def _in_torch(decoder: Decoder, cache: KVCache, policy: Policy, token_ids: list[
     logits = [decoder.decode_with_torch(token, cache, policy) for token in tokens]
     cache.truncate(length)
     return torch.stack(logits)
+
+
+def _limit(decoder: Decoder) -> float:
+    """Of the logits' relative RMS error."""
+    return 0.005 if decoder.dtype == torch.float16 else 0.03
 
 
 def test_branches_give_the_logits_of_torch(
@@ -148,7 +157,47 @@ def test_branches_give_the_logits_of_torch(
         for one, (_, (token_ids, logits)) in zip(alone, sorted(found.items()), strict=True):
             one.ask(number)
             expected = _in_torch(decoder, one.cache, one.policies[0], token_ids)
-            limit = 0.005 if decoder.dtype == torch.float16 else 0.03
-            assert relative_rms(logits, expected) < limit, (number, one.policies[0])
+            assert relative_rms(logits, expected) < _limit(decoder), (number, one.policies[0])
         num_captured = num_captured or len(decoder.captured)
         assert len(decoder.captured) == num_captured
+
+
+@pytest.mark.parametrize("policy", (_razor(90), XKV(60)), ids=lambda policy: type(policy).__name__)
+def test_a_conversation_gives_the_logits_of_torch(
+    decoder: Decoder, ids: Tensor, policy: Policy
+) -> None:
+    """Two turns, the answer of the first in the cache, from which others may read on."""
+    decoder.captured.clear()
+    kernels, in_torch = (_Asked(decoder, ids, [policy]) for policy in (policy, deepcopy(policy)))
+    for number, start in enumerate((NUM_DOCUMENT, NUM_DOCUMENT + 20)):
+        logits = torch.empty(0)
+        for one in (kernels, in_torch):
+            one.policies[0].start_turn(Turn(start, start + 17))
+            question = ids[start : start + 17]
+            logits = decoder.extend(question, one.cache, one.policies[0]).clone()
+        for _ in range(3):
+            token = logits.argmax(dim=-1, keepdim=True)
+            logits = decoder.decode(token, kernels.cache, kernels.policies[0]).clone()
+            expected = decoder.decode_with_torch(token, in_torch.cache, in_torch.policies[0])
+            assert relative_rms(logits, expected) < _limit(decoder), number
+    assert len(decoder.captured) == 1
+    num_rows = kernels.cache.length
+    assert num_rows == in_torch.cache.length == NUM_DOCUMENT + 40
+    for name in ("k", "v"):
+        found, expected = (getattr(one.cache, name)[:, :, :num_rows] for one in (kernels, in_torch))
+        assert relative_rms(found, expected) < _limit(decoder)
+
+
+def test_the_slabs_of_a_policy_go_with_it(decoder: Decoder, ids: Tensor) -> None:
+    decoder.captured.clear()
+    policy: Policy = XKV(60)
+    asked = _Asked(decoder, ids, [policy])
+    asked.ask(0)
+    cache = asked.cache
+    decoder.decode(ids[:1], cache, policy)
+    slab = weakref.ref(policy.read_from(cache).k)
+    decoder.decode(ids[:1], cache, Dense())
+    assert len(decoder.captured) == 2 and slab() is not None
+    del policy, asked
+    decoder.decode(ids[:1], cache, TokenSelect(None))
+    assert slab() is None and len(decoder.captured) == 2

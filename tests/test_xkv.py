@@ -200,10 +200,12 @@ def test_another_document_begins_anew() -> None:
     policy = XKV(20)
     first, _, _ = _case(100)
     second, _, _ = _case(64)
-    rebuilt = _after_first_answer(policy, first, 100)
+    slab = _after_first_answer(policy, first, 100).v
     read = _after_first_answer(policy, second, 64)  # asserts that the rows are read as they are
-    assert read is not rebuilt and read.length == 64 + NUM_LATER
+    assert read.v is slab and read.length == 64 + NUM_LATER
     assert _error(read.v[:, :, :64], second.v[:, :, :64]) < 0.9
+    third, _, _ = _case(200)
+    assert _after_first_answer(policy, third, 200).capacity == third.capacity
 
 
 class _Largest(TorchDispatchMode):

@@ -88,8 +88,8 @@ def answer_together(
     can. The cache needs `room_for_branches` rows; its length is not changed.
     """
     found: dict[int, Answer] = {}
-    for places, plans in _groups(decoder, cache, policies):
-        step = decoder.captured.branches(cache, plans, branch_rows(most_tokens))
+    for read, places, plans in _groups(decoder, cache, policies):
+        step = decoder.captured.branches(read, plans, branch_rows(most_tokens))
         if step is None:
             continue
         turns = [policies[place].kernel_turn() for place in places]
@@ -126,12 +126,12 @@ def room_for_branches(num_policies: int, most_tokens: int) -> int:
 
 def _groups(
     decoder: Decoder, cache: KVCache, policies: Sequence[Policy]
-) -> list[tuple[list[int], list[KernelPlan]]]:
-    """Places and plans of the policies that can be branches of one step: those that choose rows
-    alike, and with the first of these all that choose none. Shares of one size are part of it, so
-    that no answer depends on the budgets beside it.
+) -> list[tuple[KVCache, list[int], list[KernelPlan]]]:
+    """The cache, places and plans of the policies that can be branches of one step: those that
+    choose rows alike, and with the first of these all that choose none. Shares of one size are part
+    of it, so that no answer depends on the budgets beside it.
     """
-    groups: dict[object, tuple[list[int], list[KernelPlan]]] = {}
+    groups: dict[object, tuple[KVCache, list[int], list[KernelPlan]]] = {}
     plans = [
         None if decoder.is_past_window else decoder.captured.plan(cache, policy)
         for policy in policies
@@ -140,8 +140,11 @@ def _groups(
     together = next((_kind(plan, cache) for plan in choosing if not plan.apart), None)
     for place, plan in enumerate(plans):
         if plan is not None:
-            key = _kind(plan, cache) if plan.index is not None else together
-            places, group = groups.setdefault(key, ([], []))
+            policies[place].kernel_turn()  # before it a policy has no cache of its own
+            read = policies[place].read_from(cache)
+            key: object = _kind(plan, cache) if plan.index is not None else together
+            key = key if read is cache else id(read)
+            _, places, group = groups.setdefault(key, (read, [], []))
             places.append(place)
             group.append(plan)
     return list(groups.values())
@@ -149,4 +152,4 @@ def _groups(
 
 def _kind(plan: KernelPlan, cache: KVCache) -> tuple[int, ...]:
     num_rows = share_rows(cache.capacity, plan.budget or 0)
-    return id(plan.index), plan.apart, plan.summed, plan.reselect, num_rows
+    return id(plan.index), plan.apart, plan.summed, plan.reselect, plan.stand_in, num_rows

@@ -27,7 +27,7 @@ from longread_kernels import dispatch as ops
 from torch import Tensor
 
 from longread.cache import KVCache
-from longread.policies.base import Policy, Rereader, Turn
+from longread.policies.base import KernelPlan, Policy, Rereader, Turn
 
 _CHUNK_ROWS = 2048
 
@@ -45,12 +45,14 @@ class XKV(Policy):
     value_ratio: float = 1.5
     _cache: KVCache | None = field(default=None, init=False, repr=False)
     _rereader: Rereader | None = field(default=None, init=False, repr=False)
+    # Its slabs stay from document to document, so that captured steps go on reading them.
     _rebuilt: KVCache | None = field(default=None, init=False, repr=False)
+    _is_cut: bool = field(default=False, init=False, repr=False)
     _was_asked: bool = field(default=False, init=False, repr=False)
 
     def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
         self._cache, self._rereader = cache, rereader
-        self._rebuilt, self._was_asked = None, False
+        self._is_cut = self._was_asked = False
 
     def start_turn(self, turn: Turn) -> None:
         if self._cache is not None and self._was_asked:
@@ -61,8 +63,9 @@ class XKV(Policy):
         self._was_asked = True
 
     def appended(self, layer_idx: int, start: int, end: int) -> None:
-        if self._cache is None or self._rebuilt is None:
+        if self._cache is None or self._rebuilt is None or not self._is_cut:
             return
+        self._rebuilt.length = start
         self._rebuilt.reserve(end)
         self._rebuilt.length = end
         self._rebuilt.k[layer_idx, :, start:end] = self._cache.k[layer_idx, :, start:end]
@@ -73,7 +76,17 @@ class XKV(Policy):
         return None
 
     def read_from(self, cache: KVCache) -> KVCache:
-        return cache if self._rebuilt is None else self._rebuilt
+        return self._rebuilt if self._rebuilt is not None and self._is_cut else cache
+
+    def kernel_plan(self) -> KernelPlan:
+        return KernelPlan()
+
+    def kernel_turn(self) -> Turn:
+        """Cuts the documents, if nothing has yet. Answers are written to the rows that are read."""
+        if self._cache is not None:
+            self._rebuild(self._cache.length)
+            self.read_from(self._cache).length = self._cache.length
+        return self.turn
 
     def ranks(self, num_rows: int, num_features: int) -> tuple[int | None, int | None]:
         """Ranks of the keys and values of a group's matrices [num_rows, num_features].
@@ -92,15 +105,15 @@ class XKV(Policy):
 
     def _rebuild(self, num_rows: int) -> None:
         """Cut the documents, once. Rows [0, num_rows) are in the cache or about to be."""
-        if self._rebuilt is not None or self.budget is None:
+        if self._is_cut or self.budget is None:
             return
         assert self._cache is not None and self._rereader is not None, "prepare() comes first"
         num_document = self._rereader.num_rows
         if self.budget >= num_document:
             return
         old = self._cache
-        layers, heads, capacity, head_dim = old.k.shape
-        new = KVCache(layers, heads, head_dim, capacity, device=old.k.device, dtype=old.k.dtype)
+        layers, heads, _, head_dim = old.k.shape
+        new = self._slabs(old)
         new.length = num_rows
         rope = self._rereader.rope_rows(0, num_document)
         for first in range(0, layers, self.group_size):
@@ -108,9 +121,19 @@ class XKV(Policy):
             ranks = self.ranks(num_document, (group.stop - first) * heads * head_dim)
             _cut(old.k[group, :, :num_document], new.k[group, :, :num_document], ranks[0], rope)
             _cut(old.v[group, :, :num_document], new.v[group, :, :num_document], ranks[1], None)
-        new.k[:, :, num_document:num_rows] = old.k[:, :, num_document:num_rows]
-        new.v[:, :, num_document:num_rows] = old.v[:, :, num_document:num_rows]
-        self._rebuilt = new
+        new.copy_rows(old, num_document, num_rows)
+        self._rebuilt, self._is_cut = new, True
+
+    def _slabs(self, like: KVCache) -> KVCache:
+        """The slabs of the document before where there is room in them, or new ones."""
+        own = self._rebuilt
+        if own is not None and own.k[:, :, : like.capacity].shape == like.k.shape:
+            return own
+        layers, heads, capacity, head_dim = like.k.shape
+        with torch.inference_mode(False):  # as the model's own: they are written to later
+            return KVCache(
+                layers, heads, head_dim, capacity, device=like.k.device, dtype=like.k.dtype
+            )
 
 
 def _cut(old: Tensor, new: Tensor, rank: int | None, rope: tuple[Tensor, Tensor] | None) -> None:
