@@ -165,6 +165,33 @@ def test_quest_reads_the_blocks_with_the_highest_bounds(num_rows: int, group: in
         assert found[::-1][:32] == pytest.approx(best)
 
 
+@pytest.mark.parametrize("block_len", (1, 7, 16))
+@pytest.mark.parametrize("budget", (1, 15, 16, 40, 150))
+def test_quest_fills_its_budget_from_blocks_that_are_kept_in_part(
+    budget: int, block_len: int
+) -> None:
+    num_rows, question, group = 200, (101, 118), 3
+    cache, q = _cache(num_rows), _queries(1, group)[0]
+    policy = Quest(budget, sink_size=3, window_size=21, block_len=block_len)
+    policy.prepare(cache)
+    policy.start_turn(Turn(*question))
+    indices = policy.select(0, q, num_rows)
+    kept = {*range(3), *range(*question), *range(num_rows - 21, num_rows)}
+    for head in range(NUM_KV_HEADS):
+        starts, heads = range(0, num_rows, block_len), q[head * group : (head + 1) * group]
+        blocks = [cache.k[0, head, start : start + block_len] for start in starts]
+        bounds = [torch.maximum(heads * b.amin(0), heads * b.amax(0)).sum(-1) for b in blocks]
+        share = torch.softmax(torch.stack(bounds, -1) / HEAD_DIM**0.5, dim=-1).sum(0)
+        expected: set[int] = set()
+        for block in share.argsort(descending=True).tolist():
+            rows = range(block * block_len, min((block + 1) * block_len, num_rows))
+            for row in rows:
+                if row not in kept and len(expected) < budget:
+                    expected.add(row)
+        assert len(expected) == budget
+        assert _rows_of(indices, head, num_rows) == expected | kept
+
+
 def _probs(cache: KVCache, layer_idx: int, head: int, q: Tensor, start: int) -> Tensor:
     """Causal attention [T, G, S] fp64 of one KV head, q: [T, H_q, D] standing at row `start`."""
     group = q.shape[1] // NUM_KV_HEADS

@@ -4,8 +4,8 @@ Of each block the smallest and largest key of every channel are kept: the sum ov
 larger of q_d * min_d and q_d * max_d is at least q . k of every row in the block. Differences from
 the paper, whose models have as many KV heads as query heads: the heads of a KV head vote for its
 blocks with the softmax of their bounds, summed; sinks, question and window are kept beside the
-budget; no layer is left dense (the paper leaves out its first two, for the methods it compares
-with as well).
+budget, and the last block chosen may be read in part, its first rows; no layer is left dense (the
+paper leaves out its first two, for the methods it compares with as well).
 """
 
 from __future__ import annotations
