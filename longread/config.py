@@ -37,6 +37,7 @@ VOTE_NAMES = ("group", "group-max", "all", "threshold", "none")
 INDEX_NAMES = ("int8", "fp8", "exact")
 DTYPE_NAMES = ("auto", "bfloat16", "float32")
 KV_DTYPE_NAMES = ("bf16", "int8")
+WEIGHTS_NAMES = ("auto", "bf16", "int8", "int4")
 CONTEXT_NAMES = ("auto", "dense", "select", "yarn")
 
 PROJECT_FILE = "longread.toml"
@@ -101,6 +102,7 @@ class Settings:
     model: str = "qwen2.5-coder-1.5b"
     device: str = "auto"
     dtype: str = "auto"
+    weights: str = "auto"
     kv_dtype: str = "bf16"
     context: str = "auto"
     policy: str = "tokenselect"
@@ -150,6 +152,7 @@ _OPTIONS: dict[str, _Option] = {
     "model": _Option(values.model),
     "device": _Option(values.device),
     "dtype": _Option(values.choice(DTYPE_NAMES)),
+    "weights": _Option(values.choice(WEIGHTS_NAMES)),
     "kv_dtype": _Option(values.choice(KV_DTYPE_NAMES)),
     "context": _Option(values.choice(CONTEXT_NAMES)),
     "policy": _Option(values.choice(POLICY_NAMES)),

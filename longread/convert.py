@@ -29,7 +29,12 @@ _SLAB_ELEMENTS = 1 << 20  # about a megabyte of temporaries a step: stays in the
 _SLAB_ROWS = 16  # slabs have a multiple of this many rows, which the dequantiser likes
 _MAX_THREADS = 8
 _DATA_ALIGNMENT = 4096  # bytes: the data starts on a page of its own
-_DTYPE_CODES = {torch.bfloat16: "BF16", torch.float32: "F32"}
+_DTYPE_CODES = {
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
 
 
 class RowSource(Protocol):
@@ -88,6 +93,11 @@ class _Whole:
 
     def read_rows(self, start: int, stop: int) -> Tensor:
         return self.tensor[start:stop]
+
+
+def in_memory(name: str, tensor: Tensor) -> OutputTensor:
+    """A tensor as it is to be written."""
+    return OutputTensor(name, tuple(tensor.shape), tensor.dtype, (_Whole(tensor),))
 
 
 def _fused(config: ModelConfig) -> dict[str, tuple[tuple[str, ...], tuple[int, ...]]]:
@@ -164,9 +174,7 @@ def plan(source: SourceModel) -> list[OutputTensor]:
         raise ModelError(
             f"{config.name} holds {min(left)}, which no model of the {config.family} family has"
         )
-    inv_freq = _Whole(source.inv_freq)
-    outputs.append(OutputTensor("inv_freq", inv_freq.shape, torch.float32, (inv_freq,)))
-    return outputs
+    return [*outputs, in_memory("inv_freq", source.inv_freq.to(torch.float32))]
 
 
 def write_tensors(path: Path, outputs: list[OutputTensor], count: Callable[[int], None]) -> None:

@@ -42,6 +42,7 @@ _CHECKSUM = "checksum"
 _SAVING_TAKES_AT_MOST_S = 3600.0  # an older file of that prefix was left by a killed process
 _ANSWER_SETTINGS = (
     "dtype",
+    "weights",
     "kv_dtype",
     "context",
     "min_votes",

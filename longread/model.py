@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from longread_kernels import dispatch as ops
 from torch import Tensor
 
@@ -20,7 +19,9 @@ from longread.cache import KVCache
 from longread.captured import CapturedSteps
 from longread.device import choose_device, choose_dtype
 from longread.errors import ContextError, ModelError
-from longread.network import Layer, Network
+from longread.matrix import Matrix
+from longread.network import Network
+from longread.packed import WHOLE, load_packed
 from longread.past_window import Reading, SelectedAttention, widened
 from longread.policies import Policy
 from longread.rope import stretched
@@ -42,15 +43,16 @@ class Decoder:
         dtype: torch.dtype,
         *,
         past_window: Reading | None = None,
+        packed: Mapping[str, Matrix] | None = None,
     ) -> None:
-        """past_window: read by selection, any number of rows."""
+        """past_window: read by selection, any number of rows. packed: as Network's."""
         self.trained_window = config.window
         if past_window is not None:
             config = widened(config)
         self.config = config
         self.device = device
         self.dtype = dtype
-        self.network = Network(config, weights, device, dtype)
+        self.network = Network(config, weights, device, dtype, packed)
         self._attention: Attention = (
             FullAttention(self.network)
             if past_window is None
@@ -67,19 +69,23 @@ class Decoder:
         *,
         past_window: Reading | None = None,
         stretch: int = 1,
+        weights: str = WHOLE,
     ) -> Decoder:
         """Load a converted model. device: auto, cpu or cuda[:n]; dtype: auto, bfloat16, float32.
 
-        stretch: how many times longer YaRN makes its window. Raises ModelError where the device is
-        missing or the dtype is not one of these.
+        stretch: how many times longer YaRN makes its window. weights: of packed.choose_weights.
+        Raises ModelError where the device is missing or the dtype is not one of these.
         """
         torch_device = choose_device(device)
         torch_dtype = choose_dtype(dtype)
-        weights = load_weights(model_dir, device=str(torch_device), dtype=torch_dtype)
+        tensors = load_weights(model_dir, device=str(torch_device), dtype=torch_dtype)
+        packed = load_packed(model_dir, weights) if weights != WHOLE else None
         config = load_config(model_dir)
         if stretch > 1:
-            config, weights["inv_freq"] = stretched(config, stretch)
-        return cls(config, weights, torch_device, torch_dtype, past_window=past_window)
+            config, tensors["inv_freq"] = stretched(config, stretch)
+        return cls(
+            config, tensors, torch_device, torch_dtype, past_window=past_window, packed=packed
+        )
 
     @property
     def is_past_window(self) -> bool:
@@ -107,6 +113,12 @@ class Decoder:
             device=self.device,
             dtype=self.dtype,
         )
+
+    def new_trace(self, num_rows: int, *, keep_steps: bool = False) -> Trace:
+        """A trace of what an answer attends to among the first `num_rows` rows."""
+        config = self.config
+        shape = config.num_hidden_layers, config.num_key_value_heads, num_rows
+        return Trace(*shape, device=self.device, keep_steps=keep_steps)
 
     @torch.inference_mode()
     def prefill(
@@ -137,7 +149,17 @@ class Decoder:
         for chunk_idx, chunk in enumerate(chunks):
             last = chunk_idx == len(chunks) - 1
             normed = self._read(chunk, cache, policy, trace if last else None, None)
-        return self._logits(normed[-1])
+        return self._logits(normed[-1:])[0]
+
+    @torch.inference_mode()
+    def all_logits(self, token_ids: Tensor, cache: KVCache, policy: Policy) -> Tensor:
+        """Read tokens as a question, through packed weights where there are some, be it slower.
+
+        Returns the logits [T, V] fp32 of all of them.
+        """
+        self._check_window(cache.length + token_ids.shape[0])
+        num_rows = token_ids.shape[0]
+        return self._logits(self._read(token_ids, cache, policy, None, None, num_rows), num_rows)
 
     @torch.inference_mode()
     def decode(
@@ -174,14 +196,14 @@ class Decoder:
             if trace is not None:
                 trace.start_step(end)
             cos, sin = self._attention.rope(start, end)
-            hidden, normed = self._embedded(token_id)
-            for layer_idx, layer in enumerate(self.network.layers):
-                q = self._queries(layer, normed, cos, sin, cache, layer_idx)
+            hidden, normed = self.network.embedded(token_id)
+            for layer_idx in range(self.config.num_hidden_layers):
+                q = self.network.queries(layer_idx, normed, cos, sin, cache)
                 policy.appended(layer_idx, start, end)
                 attended = self._attention.step(q[0], cache, layer_idx, end, policy, trace)
-                hidden, normed = self._finish_layer(layer_idx, hidden, attended[None])
+                hidden, normed = self.network.finish(layer_idx, hidden, attended[None])
             cache.length = end
-            return self._logits(normed[-1])
+            return self._logits(normed)[0]
 
     def on_device(self) -> AbstractContextManager[object]:
         """Triton and CUDA graphs work on the current device, not on that of their tensors."""
@@ -220,15 +242,19 @@ class Decoder:
         policy: Policy | None,
         trace: Trace | None,
         on_layer: Callable[[int], None] | None,
+        most_packed: int | None = None,
     ) -> Tensor:
+        """most_packed: as in Layer.times; a document's rows never depend on the packed weights."""
+        if policy is None:
+            most_packed = 0
         with self.on_device():
             start = cache.length
             end = start + token_ids.shape[0]
             self._reserve(cache, end)
             cos, sin = self._attention.rope(start, end)
-            hidden, normed = self._embedded(token_ids)
-            for layer_idx, layer in enumerate(self.network.layers):
-                q = self._queries(layer, normed, cos, sin, cache, layer_idx)
+            hidden, normed = self.network.embedded(token_ids)
+            for layer_idx in range(self.config.num_hidden_layers):
+                q = self.network.queries(layer_idx, normed, cos, sin, cache, most_packed)
                 scored = self._attention.scored(q)
                 if policy is None:
                     cache.add_moment(layer_idx, self._second_moment(scored))
@@ -236,48 +262,14 @@ class Decoder:
                     policy.observe(layer_idx, scored, start)
                     policy.appended(layer_idx, start, end)
                 attended = self._attention.read(q, cache, layer_idx, start, policy, trace)
-                hidden, normed = self._finish_layer(layer_idx, hidden, attended)
+                hidden, normed = self.network.finish(layer_idx, hidden, attended, most_packed)
                 if on_layer is not None:
                     on_layer(start + (end - start) * (layer_idx + 1) // len(self.network.layers))
         cache.length = end
         return normed
 
-    def _embedded(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The tokens' embeddings and their norm for the first layer, [T, C] both."""
-        hidden = F.embedding(token_ids.to(self.device), self.network.embed)
-        first_norm = self.network.layers[0].input_norm
-        return hidden, ops.rms_norm(hidden, first_norm, self.config.rms_norm_eps)
-
-    def _queries(
-        self,
-        layer: Layer,
-        normed: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        cache: KVCache,
-        layer_idx: int,
-    ) -> Tensor:
-        """Write the tokens' keys and values to the cache; returns the queries [T, H_q, D]."""
-        heads = F.linear(normed, layer.qkv, layer.qkv_bias)
-        heads = heads.view(normed.shape[0], -1, self.config.head_dim)  # [T, H_q + 2 H_kv, D]
-        k, v = cache.k[layer_idx], cache.v[layer_idx]
-        eps = self.config.rms_norm_eps
-        return ops.rope_append(heads, cos, sin, layer.head_norms, eps, k, v, cache.length)
-
-    def _finish_layer(
-        self, layer_idx: int, hidden: Tensor, attended: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The layer's output and its norm for what comes next, [T, C] both."""
-        layer, eps = self.network.layers[layer_idx], self.config.rms_norm_eps
-        projected = F.linear(attended, layer.o, layer.o_bias)
-        hidden, normed = ops.add_rms_norm(hidden, projected, layer.post_norm, eps)
-        projected = F.linear(ops.swiglu(F.linear(normed, layer.gate_up)), layer.down)
-        last = layer_idx == len(self.network.layers) - 1
-        next_norm = self.network.norm if last else self.network.layers[layer_idx + 1].input_norm
-        return ops.add_rms_norm(hidden, projected, next_norm, eps)
-
-    def _logits(self, normed: Tensor) -> Tensor:
-        return F.linear(normed[None], self.network.lm_head)[0].float()
+    def _logits(self, normed: Tensor, most_packed: int | None = None) -> Tensor:
+        return self.network.logits(normed, most_packed).float()
 
     def _second_moment(self, q: Tensor) -> Tensor:
         """Sum of q q^T for each KV head. q: [T, H_q, D]; returns [H_kv, D, D] fp32."""

@@ -79,6 +79,12 @@ def list_converted(models_dir: Path) -> list[ConvertedModel]:
     return sorted(models, key=lambda model: model.name)
 
 
+def weight_forms(path: Path) -> list[str]:
+    """The forms that the weights of a converted model are there in: bf16, and what is packed."""
+    packed = {re.split(r"[.-]", file.name)[0] for file in path.glob("int*.safetensors")}
+    return ["bf16", *sorted(packed, reverse=True)]
+
+
 def remove_converted(models_dir: Path, name: str) -> int:
     """Remove the converted models called `name` (or of that directory); return the bytes freed."""
     freed = 0

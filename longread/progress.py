@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 STAGE_NAMES = {
     "download": "fetching the model",
     "convert": "converting the model",
+    "pack": "packing the weights",
     "load": "loading the model",
     "read": "reading pages",
     "tokenize": "counting tokens",

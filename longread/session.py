@@ -36,6 +36,7 @@ from longread.ingest import (
 )
 from longread.live import Emit, Live, live
 from longread.model import Decoder
+from longread.packed import choose_weights
 from longread.policies import Turn
 from longread.prompt import ChatFormat, DocumentPrompt, question_ids
 from longread.reply import Reply, generate
@@ -233,6 +234,7 @@ class Session:
             model_dir,
             settings.device,
             settings.dtype,
+            weights=choose_weights(settings, model_dir, emit, emit),
             past_window=way.reading,
             stretch=way.stretch,
         )

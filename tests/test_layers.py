@@ -22,10 +22,10 @@ LAYERS = (
     "normal_form catalog hub wheels model_files",
     "prompt chat_format "
     "store atomic block entry inventory locks manifest pinned prefix records space store_dirs "
-    "tensorfile weights convert gguf_model gguf_reader hf_model model_config rope",
+    "tensorfile weights convert gguf_model gguf_reader hf_model model_config quantize rope",
     "cache index",
     "policies",
-    "attention device network past_window sampling step_buffers trace",
+    "attention device matrix network packed past_window sampling step_buffers trace",
     "evidence heat model captured decode_graph reread",
     "session reply context ingest live history",
     "render progress selection_view strip schema conversation output_file transcript "

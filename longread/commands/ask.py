@@ -55,6 +55,7 @@ def ask(
     seed: options.Seed = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    weights: options.Weights = None,
     kv_dtype: options.KvDtype = None,
     cache_dir: options.CacheDir = None,
     no_wait: options.NoWait = None,

@@ -30,6 +30,7 @@ def bench_ask(
     max_tokens: options.MaxTokens = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    weights: options.Weights = None,
     kv_dtype: options.KvDtype = None,
     verbose: options.Verbose = False,
 ) -> None:

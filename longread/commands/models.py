@@ -16,7 +16,7 @@ def list_models(ctx: typer.Context, as_json: options.Json = False) -> None:
     """List the catalogue and every other model that is converted."""
     import dataclasses
 
-    from longread import catalog
+    from longread import catalog, model_files
     from longread.commands.run import Run, table_lines
     from longread.plain_text import size_text
 
@@ -24,7 +24,11 @@ def list_models(ctx: typer.Context, as_json: options.Json = False) -> None:
     listings = catalog.list_models(run.settings.models_dir)
     if as_json:
         records = [
-            {**dataclasses.asdict(listing), "path": str(listing.path) if listing.path else None}
+            {
+                **dataclasses.asdict(listing),
+                "weights": model_files.weight_forms(listing.path) if listing.path else [],
+                "path": str(listing.path) if listing.path else None,
+            }
             for listing in listings
         ]
         run.print_json({"version": 1, "models": records})
@@ -38,11 +42,12 @@ def list_models(ctx: typer.Context, as_json: options.Json = False) -> None:
                 size_text(listing.download_bytes) if listing.download_bytes else "-",
                 size_text(on_disk) if on_disk else "-",
                 "ready" if listing.path else "not here",
+                "+".join(model_files.weight_forms(listing.path)) if listing.path else "-",
                 f"{listing.window:,}" if listing.window else "-",
                 listing.licence or "-",
             )
         )
-    head = ("name", "download", "disk", "state", "window", "licence")
+    head = ("name", "download", "disk", "state", "weights", "window", "licence")
     for line in table_lines(head, rows, "download disk window"):
         run.screen.print(line)
 
@@ -57,16 +62,17 @@ def pull_models(
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
 ) -> None:
-    """Fetch, verify and convert models ahead of their first use."""
+    """Fetch, verify, convert and pack models ahead of their first use."""
     from longread import weights
     from longread.commands.run import Run
+    from longread.packed import choose_weights
 
     run = Run.start(ctx)
+    sinks = run.screen.progress, run.screen.notice
     for name in names:
         try:
-            path = weights.prepare(
-                name, run.settings.models_dir, run.screen.progress, run.screen.notice
-            )
+            path = weights.prepare(name, run.settings.models_dir, *sinks)
+            choose_weights(run.settings, path, *sinks)
         finally:
             run.screen.stop_progress()
         run.screen.note(f"longread: {name} is ready in {path}")

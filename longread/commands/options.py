@@ -33,6 +33,10 @@ Device = Annotated[
 Dtype = Annotated[
     str | None, typer.Option("--dtype", metavar="DTYPE", help="auto, bfloat16 or float32.")
 ]
+Weights = Annotated[
+    str | None,
+    typer.Option("--weights", metavar="FORM", help="Of answers: auto, bf16, int8 or int4."),
+]
 KvDtype = Annotated[
     str | None,
     typer.Option("--kv-dtype", metavar="DTYPE", help="Of the cache: bf16, or int8 at half of it."),
