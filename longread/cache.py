@@ -25,6 +25,19 @@ class ByProducts(Protocol):
     def write_extra(self, name: str, tensors: dict[str, Tensor]) -> None: ...
 
 
+class Remembered:
+    """By-products in memory: what one policy made, the others need not make again."""
+
+    def __init__(self) -> None:
+        self._extras: dict[str, dict[str, Tensor]] = {}
+
+    def read_extra(self, name: str) -> dict[str, Tensor] | None:
+        return self._extras.get(name)
+
+    def write_extra(self, name: str, tensors: dict[str, Tensor]) -> None:
+        self._extras[name] = tensors
+
+
 class KVCache:
     """Keys and values of all layers, [L, H_kv, capacity, D] each, of which `length` rows count.
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from longread import __version__, catalog
 from longread.config import Settings
+from longread.memory import available_bytes
 from longread.plain_text import count_text, size_text
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -119,7 +120,7 @@ def _cpu_flags() -> set[str]:
 
 
 def _memory(settings: Settings) -> list[Check]:
-    available = _available_bytes()
+    available = available_bytes()
     if available is None:
         return [Check("memory", OK, "not known on this system")]
     model_bytes = _converted_bytes(settings) or _UNKNOWN_MODEL_BYTES
@@ -129,16 +130,6 @@ def _memory(settings: Settings) -> list[Check]:
         remedy = f"{settings.model} wants about {size_text(needed)}; close programs or use a "
         return [Check("memory", WARN, found, remedy + "smaller model")]
     return [Check("memory", OK, found)]
-
-
-def _available_bytes() -> int | None:
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def _converted_bytes(settings: Settings) -> int:

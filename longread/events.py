@@ -144,4 +144,13 @@ class Answer:
     supported: bool = True  # False where no passage stands out from what an empty question reads
 
 
+@dataclass(frozen=True)
+class Answered:
+    """One of several questions was answered, or why it was not."""
+
+    number: int  # of the question, from 1
+    answer: Answer | None = None
+    why_not: str = ""
+
+
 Event = Progress | Notice | Opened | Text | Answer

@@ -46,11 +46,17 @@ class Span:
 class Evidence:
     """The passages of one prompt, ranked by what one answer attended to."""
 
-    def __init__(self, trace: Trace, prompt: DocumentPrompt, blank: Tensor) -> None:
-        """blank: the `row_mass` of a question without words, of one token."""
+    def __init__(
+        self,
+        trace: Trace,
+        prompt: DocumentPrompt,
+        blank: Tensor,
+        spans: list[Span] | None = None,
+    ) -> None:
+        """blank: the `row_mass` of a question without words, of one token; spans: the passages."""
         self._prompt = prompt
         self._trace = trace
-        self._spans = cut_passages(prompt)
+        self._spans = cut_passages(prompt) if spans is None else spans
         rows = row_mass(trace.mass, prompt) / (1 + trace.num_steps)
         self._row_lifts = (rows - blank) / blank.sum().clamp(min=1e-12)
         self._row_shares = rows / rows.sum().clamp(min=1e-12)

@@ -93,6 +93,11 @@ class Decoder:
         return self.config.window != self.trained_window
 
     @property
+    def attention(self) -> Attention:
+        """How tokens attend to the rows of a cache."""
+        return self._attention
+
+    @property
     def chunk_tokens(self) -> int | None:
         """Tokens that are read as one where rows depend on it: a reading begins at a multiple."""
         return self._attention.chunk_tokens

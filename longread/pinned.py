@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from longread.atomic import FileStamp, open_verified
+from longread.memory import free_bytes
 from longread.tensorfile import ReadFiles, header_len, parse_header, read_each, tensors_of
 
 NUM_THREADS = 8
@@ -223,9 +224,7 @@ def _num_affordable(num_bytes: int, device: torch.device) -> int:
     """How many files of `num_bytes` may be on their way at once."""
     if not _is_cuda(device):
         return NUM_THREADS
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free_bytes = torch.cuda.mem_get_info(device)[0] + cached
-    return free_bytes // _MEMORY_SHARE // max(1, num_bytes)
+    return (free_bytes(device) or 0) // _MEMORY_SHARE // max(1, num_bytes)
 
 
 def _is_cuda(device: torch.device) -> bool:

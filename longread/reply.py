@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -29,6 +29,15 @@ class Reply:
     finish_reason: str = "length"
     first_token_at: float | None = None  # time.perf_counter
 
+    def take(self, token_id: int, end_ids: Container[int]) -> bool:
+        """Add a sampled token, if it is not one that ends the answer; returns whether to go on."""
+        self.first_token_at = self.first_token_at or time.perf_counter()
+        if token_id in end_ids:
+            self.finish_reason = "stop"
+            return False
+        self.ids.append(token_id)
+        return len(self.ids) < self.max_tokens
+
 
 def generate(
     decoder: Decoder,
@@ -53,15 +62,11 @@ def generate(
     while True:
         token = sampler.sample(logits)
         token_id = int(token)
-        reply.first_token_at = reply.first_token_at or time.perf_counter()
-        if token_id in decoder.config.eos_token_ids:
-            reply.finish_reason = "stop"
-            break
-        reply.ids.append(token_id)
-        if piece := stream.push(token_id):
+        goes_on = reply.take(token_id, decoder.config.eos_token_ids)
+        if reply.finish_reason != "stop" and (piece := stream.push(token_id)):
             reply.pieces.append(piece)
             yield Text(piece)
-        if len(reply.ids) >= reply.max_tokens:
+        if not goes_on:
             break
         logits = decoder.decode(token, cache, policy, trace)
         trace.end_step()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from longread.errors import UsageError
+
+_SEEDS = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,10 @@ class SamplingParams:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+
+    def of_question(self, number: int) -> SamplingParams:
+        """Those of a question among others, by its number from 1: the first has this seed."""
+        return replace(self, seed=(self.seed + number - 1) % _SEEDS)
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
@@ -32,9 +39,14 @@ class Sampler:
         self._params = params
         self._generator = torch.Generator(device=device).manual_seed(params.seed)
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether it takes the likeliest token."""
+        return self._params.temperature == 0
+
     def sample(self, logits: Tensor) -> Tensor:
         """logits: [V]; returns the id as a [1] int64 tensor on the same device."""
-        if self._params.temperature == 0:
+        if self.is_greedy:
             return logits.argmax(dim=-1, keepdim=True)
         # In double precision and from the maximum down, so that no temperature overflows.
         above = (logits - logits.max()).double() / self._params.temperature
@@ -46,3 +58,10 @@ class Sampler:
             outside[:1] = False
             probs = torch.zeros_like(probs).scatter_(-1, ids, ordered.masked_fill(outside, 0.0))
         return torch.multinomial(probs, 1, generator=self._generator)
+
+
+def sample_each(samplers: Sequence[Sampler], logits: Tensor) -> list[int]:
+    """The ids that the samplers draw from a row of logits [n, V] each."""
+    if all(sampler.is_greedy for sampler in samplers):
+        return logits.argmax(dim=-1).tolist()
+    return [int(sampler.sample(row)) for sampler, row in zip(samplers, logits, strict=True)]

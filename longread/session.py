@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 import torch
 
 from longread import context
+from longread.batch import Question
 from longread.cache import KVCache
 from longread.config import Settings
 from longread.errors import ContextError, UsageError
 from longread.events import (
-    Answer,
-    CacheUse,
+    Answered,
     DocumentInfo,
     Event,
     Notice,
     Opened,
     PasswordFn,
-    Timings,
-    Usage,
 )
-from longread.evidence import Evidence, row_mass
+from longread.evidence import row_mass
+from longread.grounds import Grounds
 from longread.heat import Reading
 from longread.history import Turn as PastTurn
 from longread.history import answer_settings
@@ -42,6 +41,7 @@ from longread.prompt import ChatFormat, DocumentPrompt, question_ids
 from longread.reply import Reply, generate
 from longread.reread import DocumentRereader, blank_mass
 from longread.sampling import Sampler, SamplingParams
+from longread.side_by_side import answer_all
 from longread.store import Store
 from longread.tokenizer import Tokenizer
 from longread.trace import Trace
@@ -94,17 +94,12 @@ class Session:
         started = time.perf_counter()
         pending, own_ids = self._pending_ids, self._question_ids(question)
         start = self._cache.length
-        if start + len(pending) + len(own_ids) >= self._config.window:
-            remedy = "start a new conversation, or undo turns" if self.turns else "shorten it"
-            raise ContextError(
-                f"{start + len(pending):,} tokens come before the question's {len(own_ids):,}, but "
-                f"the window of {self._config.name} is {self._config.window:,}: {remedy}"
-            )
+        room = self._room(start + len(pending), len(own_ids))
         self._marks.append((start, pending))
         self._pending_ids = []
-        self.trace = self._new_trace()
+        num_rows, keeps_steps = len(self._prompt.token_ids), self._keep_steps
+        self.trace = self._decoder.new_trace(num_rows, keep_steps=keeps_steps)
         self.reading.follow(self.trace)
-        room = self._config.window - start - len(pending) - len(own_ids)
         reply = Reply(len(pending), len(own_ids), min(self._settings.max_tokens, room))
         try:
             try:
@@ -121,7 +116,9 @@ class Session:
             except KeyboardInterrupt:
                 reply.finish_reason = "interrupted"
             self._pending_ids = (pending + own_ids + reply.ids)[self._cache.length - start :]
-            answer = self._answer(self.trace, reply, start, started)
+            answer = self._grounds.answer(
+                reply, self.trace, self._policy, self._settings.policy, started, start
+            )
             self.reading.finish(self.trace, reply.ids)
         except BaseException:  # a fault, or nobody listens any more: as if never asked
             self._forget_to(*self._marks.pop())
@@ -129,32 +126,26 @@ class Session:
         self.turns.append(PastTurn(question, answer, answer_settings(self._settings)))
         yield answer
 
-    def _answer(self, trace: Trace, reply: Reply, start: int, started: float) -> Answer:
-        ended = time.perf_counter()
-        evidence = Evidence(trace, self._prompt, self._blank)
-        num_document_rows = len(self._prompt.token_ids)
-        return Answer(
-            text="".join(reply.pieces).strip(),
-            finish_reason=reply.finish_reason,
-            model=self._config.name,
-            citations=evidence.citations() if reply.ids else (),
-            usage=Usage(
-                document_tokens=num_document_rows,
-                history_tokens=start + reply.num_pending - num_document_rows,
-                question_tokens=reply.num_question,
-                answer_tokens=len(reply.ids),
-            ),
-            cache=self._cache_use,
-            selection=evidence.selection(self._settings.policy, self._policy),
-            timings=Timings(
-                open_s=self._open_s,
-                prefill_s=self._prefill_s,
-                question_s=(reply.first_token_at or ended) - started,
-                decode_s=ended - (reply.first_token_at or ended),
-                total_s=ended - started,
-            ),
-            truncated=self._truncated,
-            supported=evidence.supported or not reply.ids,
+    def ask_each(self, questions: Iterable[tuple[int, str]]) -> Iterator[Answered]:
+        """Answer each question from the documents alone, several at once, in no order.
+
+        questions: numbers from 1, by which their seeds go, and texts. One that does not fit the
+        window is answered by why. Ctrl-C ends it. Raises UsageError for an empty question.
+        """
+        assert not self.turns, "questions that are answered at once follow no other"
+        decoder, cache, settings = self._decoder, self._cache, self._settings
+        fitting: list[Question] = []
+        for number, text in questions:
+            ids = self._question_ids(text)
+            try:
+                room = min(settings.max_tokens, self._room(cache.length, len(ids)))
+            except ContextError as error:
+                yield Answered(number, why_not=str(error))
+                continue
+            sampling = self._sampling.of_question(number)
+            fitting.append(Question(number, ids, room, sampling))
+        yield from answer_all(
+            decoder, cache, self._policy, settings, self._grounds, self._tokenizer, fitting
         )
 
     def undo(self) -> bool:
@@ -223,10 +214,10 @@ class Session:
         way = context.way_to_read(settings, self._tokenizer, self._chat, tokenized, self._config)
         self._config = way.config(self._config)
         self._prompt: DocumentPrompt
-        self._prompt, self._truncated = fit_prompt(
+        self._prompt, truncated = fit_prompt(
             self._tokenizer, self._chat, tokenized, self._config, reserve, settings.truncate
         )
-        if self._truncated:
+        if truncated:
             num_read = sum(len(item.token_ids) for item in self._prompt.documents)
             num_all = sum(len(item.token_ids) for item in tokenized)
             emit(Notice(f"only the first {num_read:,} of {num_all:,} tokens are read (--truncate)"))
@@ -249,7 +240,7 @@ class Session:
         self._policy = context.answering_policy(settings, self._decoder, num_rows)
         base = base_key(self._decoder, self._tokenizer, self._chat, settings)
         prefill_started = time.perf_counter()
-        self._cache_use: CacheUse = fill_cache(
+        cache_use = fill_cache(
             self._prompt,
             self._decoder,
             self._cache,
@@ -261,13 +252,30 @@ class Session:
             emit,
         )
         ended = time.perf_counter()
-        self._prefill_s = 0.0 if self._cache_use.hit else ended - prefill_started
         self.documents = tuple(map(document_info, self._prompt.documents))
         mass = blank_mass(self._decoder, self._cache, self._ids_of("", first=True))
-        self._blank = row_mass(mass, self._prompt)
-        self._open_s = time.perf_counter() - started
+        self._grounds = Grounds(
+            self._config.name,
+            self._prompt,
+            row_mass(mass, self._prompt),
+            cache_use,
+            truncated,
+            open_s=time.perf_counter() - started,
+            prefill_s=0.0 if cache_use.hit else ended - prefill_started,
+        )
         self.reading = Reading(self._prompt, self._tokenizer, self._config)
-        return Opened(self.documents, self._cache_use)
+        return Opened(self.documents, cache_use)
+
+    def _room(self, num_before: int, num_own: int) -> int:
+        """Tokens that an answer may have. Raises ContextError where there is none."""
+        room = self._config.window - num_before - num_own
+        if room > 0:
+            return room
+        remedy = "start a new conversation, or undo turns" if self.turns else "shorten it"
+        raise ContextError(
+            f"{num_before:,} tokens come before the question's {num_own:,}, but "
+            f"the window of {self._config.name} is {self._config.window:,}: {remedy}"
+        )
 
     def _forget_to(self, num_rows: int, pending_ids: list[int]) -> None:
         self._cache.truncate(num_rows)
@@ -281,15 +289,6 @@ class Session:
     def _ids_of(self, question: str, *, first: bool) -> list[int]:
         names = [info.name for info in self.documents]
         return question_ids(self._tokenizer, self._chat, question, names, first)
-
-    def _new_trace(self) -> Trace:
-        return Trace(
-            self._config.num_hidden_layers,
-            self._config.num_key_value_heads,
-            len(self._prompt.token_ids),
-            device=self._decoder.device,
-            keep_steps=self._keep_steps,
-        )
 
 
 def _sampling(settings: Settings) -> SamplingParams:

@@ -561,7 +561,7 @@ def test_ctrl_c_after_the_last_token_leaves_the_session_in_step(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("longread.session.Evidence", interrupted)
+        patch.setattr("longread.grounds.Evidence", interrupted)
         with pytest.raises(KeyboardInterrupt):
             _ask(session, "Two?")
     assert len(session.turns) == 1 and session.undo() and not session.undo()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from longread.cache import Remembered
 from longread.document import Document, Page
 from longread.errors import ContextError
 from longread.evaluate.coverage import coverage, rows_of
@@ -112,7 +113,7 @@ class Runner:
         self.times = Times()
         self._decoder = decoder
         self._tokenizer = tokenizer
-        self._by_products = _Memory()
+        self._by_products = Remembered()
         num_rows = min(decoder.config.window, num_tokens + _SPARE_ROWS)
         num_rows += room_for_branches(len(variants), 1)
         self._cache = decoder.new_cache(num_rows)
@@ -214,7 +215,7 @@ class Runner:
         self._cache.clear()
         most_tokens = max(question.max_tokens for question in questions)
         self._cache.reserve(num_rows + room_for_branches(num_variants, most_tokens))
-        self._by_products = _Memory()
+        self._by_products = Remembered()
         self._decoder.prefill(prompt.document, self._cache)
         self.times.prefill_s += time.perf_counter() - started
 
@@ -282,16 +283,3 @@ class _RowCounter(Trace):
     def rows_read(self) -> float:
         """Summed over steps, mean over layers and heads."""
         return float(self._read) / self.mass.shape[0]
-
-
-@dataclass
-class _Memory:
-    """A cache.ByProducts of one document: what one variant made, the others need not make again."""
-
-    extras: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-
-    def read_extra(self, name: str) -> dict[str, Tensor] | None:
-        return self.extras.get(name)
-
-    def write_extra(self, name: str, tensors: dict[str, Tensor]) -> None:
-        self.extras[name] = tensors
