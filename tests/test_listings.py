@@ -17,6 +17,7 @@ import torch
 from longread_kernels import reference_decode as twins
 from longread_kernels.tables import Kept, Query
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton_case import DEVICE, ON_GPU
 
 from longread.bench.prefill import relative_rms
@@ -243,6 +244,29 @@ def test_branches_do_so_with_the_kernels(decoder: Decoder) -> None:
 @torch.inference_mode()
 def test_branches_do_so_as_cuda_graphs(decoder: Decoder) -> None:
     assert _compare_branches(decoder, POLICIES, 3 * NUM_STEPS // 2)._graphs, "nothing was captured"
+
+
+class _NoValues(TorchDispatchMode):
+    """Fails where the host asks for a tensor's value, or for a shape that depends on one."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        asks = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default}
+        assert func not in asks, "a captured step waits for nothing"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("by_twins")
+@torch.inference_mode()
+def test_listings_wait_for_nothing_and_stay_where_they_are(decoder: Decoder) -> None:
+    step = _compare_branches(decoder, POLICIES[:2], 1)
+    assert len(step._listings) == 2
+    q = step.buffers.query.q.unflatten(0, (2, -1))
+    for listing in step._listings:
+        places = [tensor.data_ptr() for tensor in listing.state]
+        with _NoValues():
+            listing.start_step()
+            listing.list_rows(0, q, step.buffers.chosen[0])
+        assert [tensor.data_ptr() for tensor in listing.state] == places and listing.fits()
 
 
 @pytest.mark.parametrize("policy", POLICIES[:2], ids=str)

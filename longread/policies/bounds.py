@@ -76,8 +76,9 @@ class BlockBounds:
 
 def _bounds(k: Tensor, block_len: int) -> Tensor:
     """Largest and smallest keys side by side, [..., blocks, 2 D]. k: [..., n, D], n > 0."""
-    num_missing = -k.shape[-2] % block_len  # the last row stands in for those to come
-    k = torch.cat((k, k[..., -1:, :].expand(*k.shape[:-2], num_missing, -1)), dim=-2)
+    num_missing = -k.shape[-2] % block_len
+    if num_missing:  # the last row stands in for those to come
+        k = torch.cat((k, k[..., -1:, :].expand(*k.shape[:-2], num_missing, -1)), dim=-2)
     blocks = k.unflatten(-2, (-1, block_len))
     return torch.cat((blocks.amax(dim=-2), blocks.amin(dim=-2)), dim=-1)
 
@@ -141,7 +142,7 @@ class _Listing:
         def column(*numbers: int) -> Tensor:
             return torch.tensor(numbers, device=bounds.values.device)[:, None]
 
-        self._branches = column(*branches)
+        self._members, self._branches = list(branches), column(*branches)
         plans = branches.values()
         budgets = [min(plan.budget or 0, num_rows) for plan in plans]
         self._most, self._budgets = max(budgets), column(*budgets)[..., None]
@@ -159,14 +160,12 @@ class _Listing:
             return
         block_len, k = self._bounds.block_len, self._bounds.cache.k
         first = num_shared // block_len
-        for branch, shift in zip(
-            self._branches[:, 0].tolist(), self._shifts[:, 0].tolist(), strict=True
-        ):
+        for place, branch in enumerate(self._members):
             if rows[branch] > first * block_len:
                 own = torch.arange(first * block_len, rows[branch], device=k.device)
                 own = slab_rows(own, num_shared, branch, self._kept.branch_rows)
                 made = _bounds(k[:, :, own], block_len)
-                start = first + shift
+                start = first + place * self._num_own
                 self._values[:, :, start : start + made.shape[2]] = made
 
     def start_step(self) -> None:

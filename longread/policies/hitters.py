@@ -57,7 +57,8 @@ class _Listing:
         shape = (num_layers, len(branches), num_kv_heads, max(self._num_places))
         self._rows = torch.full(shape, -1, device=device)
         self._mass = torch.full(shape, torch.inf, device=device)  # what is never the lightest
-        self._branches = torch.tensor(list(branches), device=device)
+        self._members = list(branches)
+        self._branches = torch.tensor(self._members, device=device)
         windows = [one.window_size for one in self._hitters]
         self._windows = torch.tensor(windows, device=device)
         self._row = self._first_recent = self._num_shared = self._branches
@@ -71,7 +72,7 @@ class _Listing:
 
     def start_answer(self, rows: Sequence[int], num_shared: int) -> None:
         """Take over what the policies have left; they see from now on what the steps make of it."""
-        for place, branch in enumerate(self._branches.tolist()):
+        for place, branch in enumerate(self._members):
             hitters, num_places = self._hitters[place], self._num_places[place]
             own_rows, own_mass = torch.stack(hitters.rows), torch.stack(hitters.mass)
             undone = own_rows >= rows[branch]
