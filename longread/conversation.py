@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +17,8 @@ from typing import BinaryIO, Protocol
 
 from longread import history
 from longread.config import Settings
-from longread.errors import InterruptedByUser, StoreError, UsageError
-from longread.events import DocumentInfo, Event, Notice, PasswordFn
+from longread.errors import ContextError, InterruptedByUser, StoreError, UsageError
+from longread.events import Answer, Answered, DocumentInfo, Event, Notice, PasswordFn
 from longread.history import SavedSession, Turn
 from longread.reading import ReadingLike
 
@@ -53,6 +53,9 @@ class SessionLike(Protocol):
 
     def ask(self, question: str) -> Iterator[Event]:
         """Answer a question; ends with Answer, also after Ctrl-C."""
+
+    def ask_each(self, questions: Iterable[tuple[int, str]]) -> Iterator[Answered]:
+        """Answer questions with their numbers from the documents alone, in no order."""
 
     def undo(self) -> bool:
         """Forget the last turn; False where there is none."""
@@ -189,6 +192,26 @@ class Conversation:
     def ask(self, question: str) -> Iterator[Event]:
         """Answer one question; call `keep` when the answer is there."""
         yield from self.session.ask(question)
+
+    def ask_each(self, questions: Sequence[tuple[int, str]]) -> Iterator[Answered]:
+        """Answer questions with their numbers: in no order and several at once, or as turns.
+
+        Turns they are where the conversation has a name; each is saved at once, and one that
+        Ctrl-C ended is the last.
+        """
+        if self.name is None:
+            yield from self.session.ask_each(questions)
+            return
+        for number, question in questions:
+            try:
+                answer = [event for event in self.ask(question) if isinstance(event, Answer)][-1]
+            except ContextError as error:
+                yield Answered(number, why_not=str(error))
+                continue
+            self.keep()
+            yield Answered(number, answer)
+            if answer.finish_reason == "interrupted":
+                raise KeyboardInterrupt
 
     def keep(self) -> None:
         """Save the turns, where the conversation has a name."""

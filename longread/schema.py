@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
-from longread.events import Answer, CacheUse, Opened
+from longread.events import Answer, Answered, CacheUse, Opened
+from longread.questions import ListedQuestion
 
 VERSION = 1
 
@@ -15,12 +15,19 @@ def answer_document(question: str, answer: Answer, *, with_selected: bool) -> di
     return {"version": VERSION, **_answer(question, answer, with_selected)}
 
 
-def answers_document(
-    turns: Sequence[tuple[str, Answer]], *, with_selected: bool
+def line_head(run: str) -> dict[str, object]:
+    """Return how each line of `ask --questions` begins; run: its documents, settings and model."""
+    return {"version": VERSION, "run": run}
+
+
+def answer_line(
+    run: str, question: ListedQuestion, answered: Answered, *, with_selected: bool
 ) -> dict[str, object]:
-    """Return the document of `ask --questions FILE --json`."""
-    answers = [_answer(question, answer, with_selected) for question, answer in turns]
-    return {"version": VERSION, "answers": answers}
+    """Return the document of one line, which has an `error` where there is no answer."""
+    head = line_head(run) | {"id": question.id}
+    if answered.answer is None:
+        return head | {"question": question.text, "error": answered.why_not}
+    return head | _answer(question.text, answered.answer, with_selected)
 
 
 def ingest_document(opened: Opened, total_s: float) -> dict[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -15,6 +15,7 @@ from longread.config import Settings
 from longread.errors import UsageError
 from longread.events import (
     Answer,
+    Answered,
     CacheUse,
     Citation,
     DocumentInfo,
@@ -115,6 +116,7 @@ class FakeSession:
     documents: tuple[DocumentInfo, ...] = ()
     reading: FakeReading = field(default_factory=lambda: FakeReading(()))
     opened_with: dict[str, object] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)  # several at once
     restored: int = 0
     closed: bool = False
 
@@ -160,6 +162,17 @@ class FakeSession:
         self.reading.answered = self.reading.follows_tokens
         yield answer
 
+    def ask_each(self, questions: Iterable[tuple[int, str]]) -> Iterator[Answered]:
+        """Pairs of answers, the later one first, and no room for a question of one letter."""
+        for pair in _pairs(list(questions)):
+            for number, question in reversed(pair):
+                self.at_ask(question)
+                self.asked.append(question)
+                if len(question) == 1:
+                    yield Answered(number, why_not="too long for the window")
+                else:
+                    yield Answered(number, make_answer(self.reply))
+
     def undo(self) -> bool:
         if not self.turns:
             return False
@@ -179,6 +192,10 @@ class FakeSession:
 
     def close(self) -> None:
         self.closed = True
+
+
+def _pairs(questions: list[tuple[int, str]]) -> list[list[tuple[int, str]]]:
+    return [questions[start : start + 2] for start in range(0, len(questions), 2)]
 
 
 class FakeServices:

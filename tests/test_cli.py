@@ -235,20 +235,6 @@ def test_json_errors_leave_stdout_empty(cli: Cli) -> None:
     assert last_error(result) == "longread: error: book.txt holds no text"
 
 
-def test_questions_from_a_file_are_independent(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "q.txt").write_text("﻿When?\r\n\nWhy?\n", encoding="utf-8")
-    result = cli("ask", "book.txt", "b.txt", "--questions", "q.txt")
-    assert result.out == "May 7, 1992.\n\nMay 7, 1992.\n"
-    assert "question 2 of 2: Why?" in result.err
-    assert cli.fake.last.turns == []
-    assert cli.fake.last.opened_with["sources"] == ("book.txt", "b.txt")
-    record = json.loads(cli("ask", "book.txt", "--questions", "q.txt", "--json").out)
-    assert record["version"] == 1
-    assert [answer["question"] for answer in record["answers"]] == ["When?", "Why?"]
-    (tmp_path / "q.txt").write_text("why " * 10_000)
-    assert len(cli("ask", "book.txt", "--questions", "q.txt").err) < 2000
-
-
 def raising(error: BaseException) -> object:
     def act(question: str = "") -> Event | None:
         raise error

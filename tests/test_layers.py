@@ -14,7 +14,7 @@ from conftest import REPO
 # A file imports only from lower layers, or from its own without cycles. A folder stands for all
 # files in it.
 LAYERS = (
-    "errors values config events plain_text disk memory",
+    "errors values config events plain_text disk memory questions",
     "document page_ranges reading formats sections html_text epub docx_text textfile normalize "
     "running completeness page_choice page_edits typeset contents continued "
     "pdf reader_child pdf_fields pdf_file pdf_highlights pdf_layout pdf_marks pdf_pdfium pdf_pypdf "
@@ -28,7 +28,7 @@ LAYERS = (
     "attention device matrix network packed past_window sampling step_buffers trace",
     "evidence heat model captured decode_graph reread",
     "session reply grounds batch side_by_side context ingest live history",
-    "render progress selection_view strip schema conversation output_file transcript "
+    "render progress selection_view strip schema conversation output_file answer_lines transcript "
     "report report_html report_pdf checkup bench evaluate",
     "repl line_input cli commands __main__",
 )

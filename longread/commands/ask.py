@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +13,6 @@ if TYPE_CHECKING:
     from longread.events import Answer
 
 NO_DOCUMENT = 'give a document and a question: longread ask book.pdf "Who is Captain Voss?"'
-SHOWN_QUESTION_LEN = 200
 
 
 def ask(
@@ -32,7 +29,13 @@ def ask(
         typer.Option(
             "--questions",
             metavar="FILE",
-            help="Answer each line of FILE by itself; all words are documents.",
+            help="Answer each line of FILE by itself, as JSON lines; all words are documents.",
+        ),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out", metavar="FILE", help="With --questions: write there; answers there are kept."
         ),
     ] = None,
     session: options.SessionName = None,
@@ -69,22 +72,30 @@ def ask(
 ) -> None:
     """Ask documents a question. A question that begins with - goes after --.
 
-    The answer, or one JSON document, is all that goes to standard output.
+    The answer, or one JSON document, is all that goes to standard output; with --questions, one
+    JSON document a line.
     """
+    from longread.commands.ask_listed import ask_listed
     from longread.commands.run import Run
     from longread.errors import UsageError
     from longread.events import Answer
-    from longread.plain_text import one_line
     from longread.render import opened_line
     from longread.report import report_path, write_report
-    from longread.schema import answer_document, answers_document
+    from longread.schema import answer_document
 
     words = [*(documents or []), *([] if question is None else [question])]
-    sources, asked = split_words(words, questions)
+    if questions is not None:
+        if report is not None:
+            raise UsageError("--report shows one answer; give the question itself, not --questions")
+        run = Run.start(ctx)
+        names = {"pages": pages, "password": password, "name": session}
+        ask_listed(run, words, questions, out, with_selected=show_selected, **names)
+        return
+    if out is not None:
+        raise UsageError("--out is for many answers: give them with --questions FILE")
+    sources, text = split_words(words)
     if not sources and session is None:
         raise UsageError(NO_DOCUMENT)
-    if report is not None and questions is not None:
-        raise UsageError("--report shows one answer; give the question itself, not --questions")
     run = Run.start(ctx)
     screen = run.screen
     conversation = run.converse(sources, pages=pages, password=password, name=session)
@@ -92,48 +103,30 @@ def ask(
     opened = run.open(conversation)
     conversation.session.reading.follows_tokens = target is not None
     screen.note(f"longread: {opened_line(opened)}")
-    turns: list[tuple[str, Answer]] = []
-    for text in asked:
-        if questions is not None:
-            shown = one_line(text, SHOWN_QUESTION_LEN)
-            screen.note(f"longread: question {len(turns) + 1} of {len(asked)}: {shown}")
-        if turns and not as_json:
-            screen.print()
-        answer = screen.show(conversation.ask(text), stream=not as_json)
-        assert isinstance(answer, Answer), "a session's ask ends with an Answer"
-        turns.append((text, answer))
-        screen.ending(answer)
-        if not as_json:
-            screen.sources(answer)
-        if show_selected:
-            screen.selected(answer.selection, opened.documents, heads=run.verbose)
-        if target is not None:
-            screen.note(f"longread: {write_report(target, conversation)}")
-        if run.verbose:
-            screen.note(f"longread: {_timings_line(answer)}")
-        if answer.finish_reason == "interrupted":
-            conversation.keep()
-            break
-        if session is not None:
-            conversation.keep()
-        elif questions is not None:
-            conversation.session.undo()
-    if as_json and questions is not None:
-        run.print_json(answers_document(turns, with_selected=show_selected))
-    elif as_json:
-        run.print_json(answer_document(*turns[0], with_selected=show_selected))
+    answer = screen.show(conversation.ask(text), stream=not as_json)
+    assert isinstance(answer, Answer), "a session's ask ends with an Answer"
+    screen.ending(answer)
+    if not as_json:
+        screen.sources(answer)
+    if show_selected:
+        screen.selected(answer.selection, opened.documents, heads=run.verbose)
+    if target is not None:
+        screen.note(f"longread: {write_report(target, conversation)}")
+    if run.verbose:
+        screen.note(f"longread: {_timings_line(answer)}")
+    conversation.keep()
+    if as_json:
+        run.print_json(answer_document(text, answer, with_selected=show_selected))
     conversation.session.close()
-    if turns[-1][1].finish_reason == "interrupted":
+    if answer.finish_reason == "interrupted":
         raise typer.Exit(130)
 
 
-def split_words(words: list[str], questions: str | None) -> tuple[list[str], list[str]]:
-    """Part the positional words into documents and questions; UsageError where one lacks."""
+def split_words(words: list[str]) -> tuple[list[str], str]:
+    """Part the positional words into documents and the question; UsageError where one lacks."""
     from longread.errors import UsageError
     from longread.plain_text import clean, one_line
 
-    if questions is not None:
-        return words, _read_questions(questions, words)
     if not words:
         raise UsageError(NO_DOCUMENT)
     question = words[-1]
@@ -144,28 +137,7 @@ def split_words(words: list[str], questions: str | None) -> tuple[list[str], lis
         )
     if not clean(question).strip():
         raise UsageError("the question is empty")
-    return words[:-1], [clean(question)]
-
-
-def _read_questions(source: str, documents: list[str]) -> list[str]:
-    from longread.errors import UsageError
-    from longread.plain_text import clean, one_line
-
-    if source == "-" and "-" in documents:
-        raise UsageError("standard input (-) cannot be the document and the questions at once")
-    try:
-        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
-        text = data.decode("utf-8-sig")
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UsageError(f"--questions {one_line(source)} cannot be read: {reason}") from None
-    except ValueError:
-        raise UsageError(f"--questions {one_line(source)} is not text in UTF-8") from None
-    lines = [clean(line).strip() for line in text.splitlines()]
-    asked = [line for line in lines if line]
-    if not asked:
-        raise UsageError(f"--questions {one_line(source)} holds no question; give one a line")
-    return asked
+    return words[:-1], clean(question)
 
 
 def _timings_line(answer: Answer) -> str:
