@@ -137,12 +137,11 @@ def soft_votes(
     [0, first_row) and [tail, end). Returns [H_kv, tail - first_row] fp32.
     """
     if q.shape[1] > _MOST_QUERIES:
-        parts = (part.contiguous() for part in q.split(_MOST_QUERIES, dim=1))
-        votes = [
-            soft_votes(part, k, scale, first_row, tail, end, outer_norm=outer_norm)
-            for part in parts
+        parts = [
+            soft_votes(part.contiguous(), k, scale, first_row, tail, end, outer_norm=outer_norm)
+            for part in q.split(_MOST_QUERIES, dim=1)
         ]
-        return torch.stack(votes).sum(0)
+        return torch.stack(parts).sum(0)
     num_kv_heads, num_queries, head_dim = q.shape
     num_rows = tail - first_row
     before, after, num_normed = 0, first_row, num_rows
