@@ -1,10 +1,8 @@
-"""Products of few tokens with matrices of 4 and 8 bits on a CPU: torch's own packed kernels.
+"""Products of few tokens with matrices of 4 bits on a CPU: torch's own packed kernel.
 
-int4: groups of GROUP columns share a scale and a zero, a value is (code - 8) * scale + zero. How
-torch lays the codes out depends on its version and on the machine; `int4_layout` names the layout.
-int8: a row has one scale. Both take bfloat16 and accumulate in fp32. torch's int8 product crashes
-where rows do not begin at a multiple of 32 bytes (torch 2.13, from two tokens on), so such matrices
-are refused here.
+Groups of GROUP columns share a scale and a zero; a value is (code - 8) * scale + zero. Takes
+bfloat16 and accumulates in fp32. How torch lays the codes out depends on its version and on the
+machine; `int4_layout` names the layout.
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ import torch
 from torch import Tensor
 
 GROUP = 32
-INT4_ROWS = 16  # torch packs rows in multiples of this
-ALIGNMENT = 64  # bytes: where codes and tokens begin
 SLAB_ROWS = 64  # rows that are packed by themselves as they are in a whole matrix
+ALIGNMENT = 64  # bytes: where codes begin
+_ROWS = 16  # torch packs rows in multiples of this
 _FAST = ("AVX2", "AVX512")
 
 
@@ -30,13 +28,8 @@ def kernels_missing() -> str | None:
 
 
 def fits_int4(num_rows: int, num_columns: int) -> bool:
-    """Whether a matrix of this shape can be packed in 4 bits."""
-    return num_rows % INT4_ROWS == 0 and num_columns % GROUP == 0
-
-
-def fits_int8(num_columns: int) -> bool:
-    """Whether a matrix of so many columns can be had in 8 bits."""
-    return num_columns % GROUP == 0
+    """Whether a matrix of this shape can be packed."""
+    return num_rows % _ROWS == 0 and num_columns % GROUP == 0
 
 
 def pack_int4(codes: Tensor) -> Tensor:
@@ -53,18 +46,7 @@ def int4_layout() -> str:
 
 def int4_linear(x: Tensor, packed: Tensor, scale_zero: Tensor) -> Tensor:
     """x: [T, K] bf16; packed: of `pack_int4`; scale_zero: [K / GROUP, N, 2] bf16. [T, N] bf16."""
-    _check(x, packed, 2 * packed.shape[1])
+    assert x.dtype == torch.bfloat16 and x.is_contiguous(), "x must be bfloat16 and contiguous"
+    assert x.shape[1] == 2 * packed.shape[1], "x does not fit the matrix"
+    assert packed.data_ptr() % ALIGNMENT == 0, "codes are not aligned"
     return torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, GROUP, scale_zero)
-
-
-def int8_linear(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
-    """x: [T, K] bf16; codes: [N, K] int8; scale: [N] bf16. Returns [T, N] bf16."""
-    _check(x, codes, codes.shape[1])
-    return torch._weight_int8pack_mm(x, codes, scale)
-
-
-def _check(x: Tensor, codes: Tensor, num_columns: int) -> None:
-    assert x.dtype == torch.bfloat16 and x.shape[1] == num_columns, "x does not fit the matrix"
-    assert num_columns % GROUP == 0, "rows of this length are not for packed products"
-    for tensor in (x, codes):
-        assert tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0, "not aligned"

@@ -25,7 +25,7 @@ class Matrix(Protocol):
 
 @dataclass(frozen=True)
 class Int4Matrix:
-    """codes: as kernels/packed.py lays them out; scale_zero: [K / 32, N, 2] bf16."""
+    """4 bits a value. codes: as kernels/packed.py has them; scale_zero: [K / 32, N, 2] bf16."""
 
     codes: Tensor
     scale_zero: Tensor
@@ -38,12 +38,15 @@ class Int4Matrix:
 
 @dataclass(frozen=True)
 class Int8Matrix:
-    """codes: [N, K] int8; scale: [N] bf16."""
+    """8 bits a value, as the sum of two matrices: the upper four bits of its codes, and the lower.
 
-    codes: Tensor
-    scale: Tensor
-    most_rows: int = 8  # measured: docs/performance.md
+    torch's own int8 product has one scale a row, which is not exact enough, and is no faster.
+    """
+
+    high: Int4Matrix
+    low: Int4Matrix
+    most_rows: int = 4  # measured: docs/performance.md
 
     def apply(self, x: Tensor) -> Tensor:
         """x: [T, K] bf16; returns [T, N]."""
-        return packed.int8_linear(x, self.codes, self.scale)
+        return self.high.apply(x) + self.low.apply(x)

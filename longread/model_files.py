@@ -81,7 +81,7 @@ def list_converted(models_dir: Path) -> list[ConvertedModel]:
 
 def weight_forms(path: Path) -> list[str]:
     """The forms that the weights of a converted model are there in: bf16, and what is packed."""
-    packed = {re.split(r"[.-]", file.name)[0] for file in path.glob("int*.safetensors")}
+    packed = {file.name.partition("-")[0] for file in path.glob("int*-*.safetensors")}
     return ["bf16", *sorted(packed, reverse=True)]
 
 

@@ -4,10 +4,10 @@ Answers are decoded from them; documents and long questions are read with the bf
 stay mapped beside them and take no memory that the system cannot have back. So the KV of a
 document does not depend on the form, and neither does the key of its store entry.
 
-The file lies in the converted directory as int8.safetensors or int4-<layout>.safetensors and is
-made once, from model.safetensors. A matrix that came with 4 bits keeps them in int4 (quantize.py);
-where some came so, the others were worth more bits to whoever made the file, and get 8. Where none
-did, all are rounded to 4 bits but the head. What has no shape for 4 bits gets 8, or stays in bf16.
+The file lies in the converted directory as <form>-<layout>.safetensors and is made once, from
+model.safetensors. A matrix that came with 4 bits keeps them in int4 (quantize.py); where some came
+so, the others were worth more bits to whoever made the file, and get 8. Where none did, all are
+rounded to 4 bits but the head. What has no shape for the product stays in bf16.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from longread_kernels import packed as ops
 from longread import model_files
 from longread.atomic import sync_dir
 from longread.config import Settings
+from longread.convert import in_memory, required_shapes, write_tensors
 from longread.device import choose_device, choose_dtype
 from longread.errors import ModelError, StoreError
 from longread.events import Notice, NoticeFn, Progress, ProgressFn
@@ -39,9 +40,11 @@ from longread.weights import load_weights
 if TYPE_CHECKING:
     from torch import Tensor
 
+_VERSION = 1  # raise it when the same weights would give another file
 WHOLE = "bf16"  # the weights as they were converted
 _LAYER_MATRICES = ("qkv", "o", "gate_up", "down")
 _HEAD = "lm_head"
+_PARTS = ("codes", "low_codes")  # a matrix of 8 bits has both
 _SLAB_ELEMENTS = 1 << 17  # half a megabyte in fp32: stays in a core's cache
 
 
@@ -80,8 +83,6 @@ def make(model_dir: Path, form: str, progress: ProgressFn, notice: NoticeFn) -> 
 
     Raises ModelError where the weights are damaged, StoreError where it cannot be written.
     """
-    from longread.convert import in_memory, write_tensors
-
     path = _path(model_dir, form)
     if path.is_file():
         return path
@@ -95,7 +96,7 @@ def make(model_dir: Path, form: str, progress: ProgressFn, notice: NoticeFn) -> 
         sources = _sources(load_config(model_dir))
         matrices = {name: weights[source] for name, source in sources.items()}
         num_values = sum(matrix.numel() for matrix in matrices.values())
-        model_files.require_free(model_dir, num_values, f"packing {model_dir.name}")
+        model_files.require_free(model_dir, num_values * 5 // 4, f"packing {model_dir.name}")
         done = 0
 
         def count(num_elements: int) -> None:
@@ -123,17 +124,13 @@ def load_packed(model_dir: Path, form: str) -> dict[str, Matrix]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from longread.convert import required_shapes
-
     path = _path(model_dir, form)
     try:
         stored = load_file(path)
         config = load_config(model_dir)
         shapes = required_shapes(config)
         return {
-            name: _form(stored, name, *shapes[source])
-            for name, source in _sources(config).items()
-            if ops.fits_int8(shapes[source][1])
+            name: _form(stored, name, *shapes[source]) for name, source in _sources(config).items()
         }
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise ModelError(
@@ -153,27 +150,26 @@ def _problem(settings: Settings) -> str | None:
 
 
 def _path(model_dir: Path, form: str) -> Path:
-    name = f"{form}-{ops.int4_layout()}" if form == "int4" else form
-    return model_dir / f"{name}.safetensors"
+    return model_dir / f"{form}-{ops.int4_layout()}-v{_VERSION}.safetensors"
 
 
 def _came_in_four_bits(model_dir: Path) -> bool:
     """Whether it came with 4 bits: a mix that gives some layers' down more gives others' 4."""
     if load_config(model_dir).torch_dtype != "bfloat16":
         return False
-    if _path(model_dir, "int4").is_file():
-        return True
     weights = load_weights(model_dir, device="cpu", dtype=torch.bfloat16)
     downs = (tensor for name, tensor in weights.items() if name.endswith(".down"))
-    return any(is_four_bit(matrix) for matrix in downs)
+    return any(is_four_bit(matrix, num_rows=16) for matrix in downs)
 
 
 def _sources(config: ModelConfig) -> dict[str, str]:
     """By the name of a packed matrix, that of the tensor it is made of."""
+    shapes = required_shapes(config)
     layers = range(config.num_hidden_layers)
     names = [f"layers.{i}.{name}" for i in layers for name in _LAYER_MATRICES]
     head = "embed_tokens" if config.tie_word_embeddings else _HEAD
-    return dict(zip(names, names, strict=True)) | {_HEAD: head}
+    sources = dict(zip(names, names, strict=True)) | {_HEAD: head}
+    return {name: source for name, source in sources.items() if ops.fits_int4(*shapes[source])}
 
 
 @contextmanager
@@ -200,58 +196,60 @@ def _pack(
     count: Callable[[int], None],
 ) -> dict[str, Tensor]:
     """The file's tensors. count is told how many values each slab had."""
-    can = [
-        name for name, matrix in matrices.items() if form == "int4" and ops.fits_int4(*matrix.shape)
-    ]
-    came = set(compress(can, pool.map(is_four_bit, (matrices[name] for name in can))))
-    narrow = came or set(can) - {_HEAD}
+    came: set[str] = set()
+    if form == "int4":
+        came = set(compress(matrices, pool.map(is_four_bit, matrices.values())))
+    narrow = came or (set(matrices) - {_HEAD} if form == "int4" else set())
     tensors: dict[str, Tensor] = {}
     for name, matrix in matrices.items():
-        if not ops.fits_int8(matrix.shape[1]):
-            continue
+        parts = _PARTS[:1] if name in narrow else _PARTS
+        outputs = [_empty(matrix) for _ in parts]
+        for part, (codes, scale_zero) in zip(parts, outputs, strict=True):
+            tensors |= {f"{name}.{part}": codes, f"{name}.{part}_scale_zero": scale_zero}
+        pack = partial(_pack_slab, matrix, outputs, bool(came))
         step = max(1, _SLAB_ELEMENTS // matrix.shape[1] // ops.SLAB_ROWS) * ops.SLAB_ROWS
-        if name in narrow:
-            codes = torch.empty((matrix.shape[0], matrix.shape[1] // 2), dtype=torch.uint8)
-            shape = (matrix.shape[1] // ops.GROUP, matrix.shape[0], 2)
-            scales = torch.empty(shape, dtype=torch.bfloat16)
-        else:
-            codes = torch.empty(matrix.shape, dtype=torch.int8)
-            scales = torch.empty(matrix.shape[0], dtype=torch.bfloat16)
-        tensors[f"{name}.codes"] = codes
-        tensors[f"{name}.scale_zero" if name in narrow else f"{name}.scale"] = scales
-        pack = partial(_pack_int4, find_grid=bool(came)) if name in narrow else _pack_int8
         slabs = [slice(start, start + step) for start in range(0, matrix.shape[0], step)]
-        for num_values in pool.map(partial(pack, matrix, codes, scales), slabs):
+        for num_values in pool.map(pack, slabs):
             count(num_values)
     return tensors
 
 
-def _pack_int4(
-    matrix: Tensor, codes: Tensor, scales: Tensor, rows: slice, *, find_grid: bool
+def _empty(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    num_rows, num_columns = matrix.shape
+    return (
+        torch.empty((num_rows, num_columns // 2), dtype=torch.uint8),
+        torch.empty((num_columns // ops.GROUP, num_rows, 2), dtype=torch.bfloat16),
+    )
+
+
+def _pack_slab(
+    matrix: Tensor, outputs: list[tuple[Tensor, Tensor]], find_grid: bool, rows: slice
 ) -> int:
-    found = four_bit(matrix[rows], find_grid=find_grid)
-    codes[rows] = ops.pack_int4(found.codes)
-    scales[:, rows] = torch.stack((found.scale, found.zero), dim=2).transpose(0, 1)
-    return matrix[rows].numel()
-
-
-def _pack_int8(matrix: Tensor, codes: Tensor, scales: Tensor, rows: slice) -> int:
-    codes[rows], scales[rows] = eight_bit(matrix[rows])
-    return matrix[rows].numel()
+    wide = matrix[rows]
+    narrow = len(outputs) == 1
+    parts = [four_bit(wide, find_grid=find_grid)] if narrow else eight_bit(wide).halves()
+    for part, (codes, scale_zero) in zip(parts, outputs, strict=True):
+        codes[rows] = ops.pack_int4(part.codes)
+        scale_zero[:, rows] = torch.stack((part.scale, part.zero), dim=2).transpose(0, 1)
+    return wide.numel()
 
 
 def _form(stored: Mapping[str, Tensor], name: str, num_rows: int, num_columns: int) -> Matrix:
     """Raises KeyError and ValueError where the file's tensors are not those of such a matrix."""
 
-    def take(kind: str, *shape: int) -> Tensor:
-        tensor = stored[f"{name}.{kind}"]
+    def take(part: str, *shape: int) -> Tensor:
+        tensor = stored[f"{name}.{part}"]
         if tuple(tensor.shape) != shape:
-            raise ValueError(f"{name}.{kind} has shape {list(tensor.shape)}")
+            raise ValueError(f"{name}.{part} has shape {list(tensor.shape)}")
         return tensor if tensor.data_ptr() % ops.ALIGNMENT == 0 else tensor.clone()
 
-    if f"{name}.scale" in stored:
-        return Int8Matrix(take("codes", num_rows, num_columns), take("scale", num_rows))
     num_groups = num_columns // ops.GROUP
-    return Int4Matrix(
-        take("codes", num_rows, num_columns // 2), take("scale_zero", num_groups, num_rows, 2)
-    )
+    halves = [
+        Int4Matrix(
+            take(part, num_rows, num_columns // 2),
+            take(f"{part}_scale_zero", num_groups, num_rows, 2),
+        )
+        for part in _PARTS
+        if part == _PARTS[0] or f"{name}.{part}" in stored
+    ]
+    return halves[0] if len(halves) == 1 else Int8Matrix(halves[0], halves[1])

@@ -79,13 +79,53 @@ def is_four_bit(matrix: Tensor, num_rows: int = 64) -> bool:
     return float(on_grid.float().mean()) >= 1 - _MOST_OFF_GRID
 
 
-def eight_bit(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes [N, K] int8 and scale [N] bf16 of a matrix [N, K]: code * scale, to the nearest."""
-    wide = matrix.float()
-    scale = (wide.abs().amax(dim=1) / 127).to(torch.bfloat16)
-    # Divided by the rounded scale, so that its rounding is no error of the values.
-    codes = wide / scale.float().clamp(min=torch.finfo(torch.float32).tiny)[:, None]
-    return codes.round_().clamp_(-127, 127).to(torch.int8), scale
+@dataclass(frozen=True)
+class EightBit:
+    """codes: [N, K] uint8; scale, zero: [N, K / 32] bf16; (code - 128) * scale + zero."""
+
+    codes: Tensor
+    scale: Tensor
+    zero: Tensor
+
+    def halves(self) -> tuple[FourBit, FourBit]:
+        """Two of which the values are the sum: of the codes' upper and lower four bits. Exact."""
+        ones = torch.ones_like(self.scale, dtype=torch.bool)
+        return (
+            FourBit(self.codes >> 4, self.scale * 16, self.zero, ones),
+            FourBit(self.codes & 15, self.scale, self.scale * 8, ones),
+        )
+
+
+def eight_bit(matrix: Tensor) -> EightBit:
+    """Quantise a matrix [N, K] of any float dtype, K a multiple of 32.
+
+    A group takes the best of three grids: that of llama.cpp's Q8_0 (127 steps to its largest
+    value), that of Q5_0 (128 steps to it, on the side where it is) and 255 steps from its least to
+    its greatest.
+    """
+    groups = matrix.reshape(-1, GROUP).T.float().contiguous()  # [32, G]
+    low, high = groups.aminmax(dim=0)
+    farthest = torch.where(high > -low, high, low)
+    none = torch.zeros_like(low)
+    best, codes, scale, zero = torch.full_like(low, torch.inf), groups, none, none
+    for step, middle in (
+        (farthest / 127, none),
+        (farthest / -128, none),
+        ((high - low) / 255, (high + low + (high - low) / 255) / 2),
+    ):
+        divisor = torch.where(step == 0, 1.0, step)
+        rounded = ((groups - middle) / divisor).round_().clamp_(-128, 127)
+        error = (rounded * step + middle - groups).square_().sum(dim=0)
+        better = error < best
+        best = torch.where(better, error, best)
+        codes = torch.where(better, rounded, codes)
+        scale, zero = torch.where(better, step, scale), torch.where(better, middle, zero)
+    shape = (matrix.shape[0], matrix.shape[1] // GROUP)
+    return EightBit(
+        (codes + 128).to(torch.uint8).T.reshape(matrix.shape),
+        scale.to(torch.bfloat16).view(shape),
+        zero.to(torch.bfloat16).view(shape),
+    )
 
 
 def _on_steps(groups: Tensor, num_steps: int) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ def evaluate(
         str | None,
         typer.Argument(
             metavar="TASKS",
-            help="Names with commas, or sources; with --selection-only, a document.",
+            help="Names with commas, sources or perplexity; with --selection-only, a document.",
         ),
     ] = None,
     policies: Annotated[
@@ -42,7 +42,7 @@ def evaluate(
     ] = 20,
     data: Annotated[
         Path | None,
-        typer.Option("--data", metavar="FOLDER", help="Books and questions that tasks need."),
+        typer.Option("--data", metavar="FOLDER", help="Books and questions, or a text."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -80,6 +80,10 @@ def evaluate(
             "--selection-only", help="Measure the attention mass on the kept rows; no answers."
         ),
     ] = False,
+    forms: Annotated[
+        str,
+        typer.Option("--weights", metavar="FORMS", help="Of perplexity, beside the first."),
+    ] = "bf16,int8,int4",
     pages: options.Pages = None,
     password: options.Password = None,
     model: options.Model = None,
@@ -99,7 +103,7 @@ def evaluate(
     verbose: options.Verbose = False,
 ) -> None:
     """Measure the answers of policies beside dense; the last line is JSON."""
-    from longread.commands import evaluate_run, measure_sources
+    from longread.commands import evaluate_run, measure_perplexity, measure_sources
     from longread.commands.run import Run
     from longread.errors import UsageError
 
@@ -122,6 +126,9 @@ def evaluate(
         )
     if selection_only:
         evaluate_run.selection_only(run, what, pages, password)
+        return
+    if what.strip() == measure_perplexity.NAME:
+        measure_perplexity.measure(run, forms, data, _lengths(lengths)[0], samples)
         return
     if measures_sources:
         if what.strip() != measure_sources.NAME or policies or budgets:
