@@ -85,7 +85,7 @@ class FullAttention:
         left, cache = policy.left(layer_idx, start), policy.read_from(cache)
         if trace is not None:
             prompt_mass(q[-1], cache, layer_idx, start, start + q.shape[0], left, trace)
-        return causal_attention(q, cache, layer_idx, start, left, policy.stand_in(layer_idx))
+        return causal_attention(q, cache, layer_idx, start, left, policy.stand_in_of(layer_idx))
 
     def step(
         self,
@@ -143,7 +143,7 @@ def decode_attention(
     cache = policy.read_from(cache)
     k, v = cache.k[layer_idx, :, :num_rows], cache.v[layer_idx, :, :num_rows]
     out, probs = ops.attend(q, k, v, indices, q.shape[-1] ** -0.5)
-    stand_in = policy.stand_in(layer_idx)
+    stand_in = policy.stand_in_of(layer_idx)
     if stand_in is not None and indices is not None:
         # The row with the largest share tells the normaliser: p = exp(q . k) / norm.
         best, place = probs.max(dim=-1, keepdim=True)
@@ -176,7 +176,8 @@ def _with_stand_in(
     """
     grouped = q.unflatten(1, (stand_in.k.shape[0], -1)).float()  # [T, H_kv, G, D]
     scores = torch.einsum("thgd,hd->thg", grouped, stand_in.k) * q.shape[-1] ** -0.5
-    share = torch.sigmoid((scores + stand_in.log_weight[:, None]).flatten(1) - log_norms)
+    log_weight = stand_in.log_weight.view(scores.shape[1], -1)  # [H_kv, 1 or G]
+    share = torch.sigmoid((scores + log_weight).flatten(1) - log_norms)
     value = stand_in.v.repeat_interleave(grouped.shape[2], 0)  # [H_q, D]
     return torch.lerp(out.float(), value, share[..., None]).to(out.dtype), share
 

@@ -187,7 +187,7 @@ def test_every_field_may_be_given_its_default(policy: str) -> None:
         if field.init and field.name != "budget":
             text = f"{policy}:{field.name}={field.default}"
             (variant,) = parse_variants(text, "5%", Settings())
-            assert dict(variant.fields)[field.name] == field.default
+            assert getattr(variant.make(100), field.name) == field.default
 
 
 def test_variants_have_one_name_each() -> None:
@@ -209,6 +209,23 @@ def test_variants_have_one_name_each() -> None:
     with pytest.raises(UsageError, match="tokenselect needs a budget"):
         parse_variants("tokenselect", "", Settings())
     assert parse_variants("dense", "", Settings())[0].make(10) is not None
+
+
+def test_a_switch_that_is_off_leaves_a_cell_what_it_was() -> None:
+    on, off, plain = parse_variants(
+        "tokenselect:stand_in=yes,tokenselect:stand_in=false,tokenselect:index=exact",
+        "5%",
+        Settings(),
+    )
+    assert on.name == "tokenselect:stand_in=true 5%" and off.name == "tokenselect 5%"
+    assert parse_variants(on.label, "5%", Settings()) == [on]
+    assert [name for name, _ in off.fields] == [name for name, _ in plain.fields]
+    assert on.make(100).kernel_plan() != off.make(100).kernel_plan()
+    for vote, settings in ((":vote=none", Settings()), ("", Settings(vote="group-max"))):
+        with pytest.raises(UsageError, match="stand_in needs vote=group, and the vote is"):
+            parse_variants(f"tokenselect:stand_in=true{vote}", "5%", settings)
+    with pytest.raises(UsageError, match="stand_in is 'maybe': give true or false"):
+        parse_variants("tokenselect:stand_in=maybe", "5%", Settings())
 
 
 def test_groups_of_tasks_have_names() -> None:

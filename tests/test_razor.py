@@ -106,7 +106,7 @@ def test_the_mean_row_counts_for_all_that_were_dropped(num_tokens: int, group: i
         policy.select(layer_idx, q[0], num_rows)
         left = policy.left(layer_idx, num_rows)
         assert left is not None or all(flags[layer_idx])
-        stand_in = policy.stand_in(layer_idx)
+        stand_in = policy.stand_in_of(layer_idx)
         if num_tokens == 1:
             args = (q[0], cache, layer_idx, num_rows + 1, policy, None)
             found = decode_attention(*args)[None]

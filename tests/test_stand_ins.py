@@ -4,18 +4,20 @@ cache of their own, beside each alone in torch operations.
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
+from test_policy_rules import GROUPS, HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, _cache, _queries
 from torch import Tensor
 from triton_case import DEVICE, ON_GPU
 
+from longread.attention import decode_attention
 from longread.bench.prefill import relative_rms
 from longread.cache import KVCache
 from longread.decode_graph import StepGraph
@@ -25,7 +27,7 @@ from longread.policies import XKV, Dense, Policy, Razor, SnapKV, TokenSelect, Tu
 from longread.reread import DocumentRereader
 from longread.weights import load_config, load_weights
 
-NUM_DOCUMENT, NUM_TOKENS = 200, 12 if ON_GPU else 3  # the interpreter is slow
+NUM_DOCUMENT, NUM_TOKENS = 200, 12 if ON_GPU else 2  # the interpreter is slow
 DTYPES = (torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu))
 
 
@@ -37,10 +39,11 @@ def decoder(
     root: Path = tmp_path_factory.mktemp("stand-ins")
     converted = tiny.convert(tiny.save_hf_folder(root / "hf", "qwen2"), root / "models")
     weights = load_weights(converted, device=str(DEVICE), dtype=request.param)
-    config = dataclasses.replace(load_config(converted), eos_token_ids=())
+    config = replace(load_config(converted), eos_token_ids=())
     decoder = Decoder(config, weights, DEVICE, request.param)
     decoder.captured.most = 20
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(together, "_LEAST_BRANCH_ROWS", 16)
         patch.setattr(
             decoder.captured, "plan", lambda cache, policy, trace=None: policy.kernel_plan()
         )
@@ -57,17 +60,21 @@ def _razor(budget: int | None, window_size: int = 12) -> Razor:
     return Razor(budget, window_size=window_size, period=16, repeats=3, induction_share=0.3)
 
 
-def _policies() -> list[Policy]:
+def _policies(kind: str) -> list[Policy]:
     """Budgets so small that those that select have one share: they choose as torch does."""
+    if kind != "evicted":
+        unread = TokenSelect(budget=24, window_size=12, index="exact", stand_in=True)
+        if kind == "reselect":
+            return [replace(unread, reselect=2)]
+        return [unread, Dense(), _razor(90), replace(unread, window_size=40)]
+    more = [_razor(400), SnapKV(budget=60, window_size=12), XKV(20)] if ON_GPU else []
     return [
         Dense(),
         _razor(90),
         TokenSelect(budget=24, window_size=12, index="exact"),
         _razor(140, window_size=40),
         XKV(60),
-        _razor(400),
-        XKV(20),
-        SnapKV(budget=60, window_size=12),
+        *more,
     ]
 
 
@@ -140,13 +147,14 @@ def _limit(decoder: Decoder) -> float:
     return 0.005 if decoder.dtype == torch.float16 else 0.03
 
 
+@pytest.mark.parametrize("kind", ("evicted", "unread", "reselect"))
 def test_branches_give_the_logits_of_torch(
-    decoder: Decoder, ids: Tensor, monkeypatch: pytest.MonkeyPatch
+    decoder: Decoder, ids: Tensor, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two questions, and one to another document in the same cache, in steps captured once."""
     decoder.captured.clear()
-    asked = _Asked(decoder, ids, _policies())
-    alone = [_Asked(decoder, ids, [policy]) for policy in _policies()]
+    asked = _Asked(decoder, ids, _policies(kind))
+    alone = [_Asked(decoder, ids, [policy]) for policy in _policies(kind)]
     num_captured = 0
     for number in range(3):
         if number == 2:
@@ -201,3 +209,35 @@ def test_the_slabs_of_a_policy_go_with_it(decoder: Decoder, ids: Tensor) -> None
     del policy, asked
     decoder.decode(ids[:1], cache, TokenSelect(None))
     assert slab() is None and len(decoder.captured) == 2
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("budget", (1, 20, 100))
+def test_unread_rows_weigh_what_the_votes_say(budget: int, group: int) -> None:
+    """An answer token against the softmax in float64, whose last row is the mean value."""
+    num_rows, sinks, window = 65, 2, 6
+    cache, q = _cache(num_rows), _queries(1, group)[0]
+    cache.length = num_document = 50
+    policy = TokenSelect(budget, index="exact", sink_size=2, window_size=6, stand_in=True)
+    policy.prepare(cache)
+    cache.length = num_rows
+    policy.start_turn(Turn(num_document, num_document + 5))
+    kept = {*range(sinks), *range(num_document, num_document + 5), *range(num_rows - 6, num_rows)}
+    for layer_idx in range(NUM_LAYERS):
+        found = decode_attention(q, cache, layer_idx, num_rows, policy, None)
+        for head, own in enumerate(q.double().view(NUM_KV_HEADS, group, HEAD_DIM)):
+            k, v = cache.k[layer_idx, head].double(), cache.v[layer_idx, head].double()
+            scores = own @ k.T * HEAD_DIM**-0.5
+            newest = [*range(sinks), *range(num_rows - window, num_rows - 1)]
+            norms = torch.logsumexp(scores[:, newest], dim=1, keepdim=True)
+            votes = (scores - norms).exp().sum(dim=0)
+            order = sorted(set(range(num_rows)) - kept, key=lambda row: -float(votes[row]))
+            read, unread = sorted(kept) + order[:budget], order[budget:]
+            logits, values = scores[:, read], v[read]
+            if unread:
+                weight = norms + (votes[unread].sum() / group).log()
+                logits = torch.cat((logits, weight), dim=1)
+                values = torch.cat((values, v[:num_document].mean(dim=0, keepdim=True)))
+            expected = torch.softmax(logits, dim=1) @ values
+            part = found.double().view(NUM_KV_HEADS, group, HEAD_DIM)[head]
+            torch.testing.assert_close(part, expected, rtol=1e-4, atol=1e-5)

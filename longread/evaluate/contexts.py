@@ -71,7 +71,7 @@ def answering(variants: Sequence[Variant], way: Way, window: int) -> tuple[Varia
 def _fits(variant: Variant, window: int) -> bool:
     """Whether a policy selects, and what it reads at a step has positions within the window."""
     policy = variant.make(window)
-    if not isinstance(policy, TokenSelect) or policy.budget is None:
+    if not isinstance(policy, TokenSelect) or policy.budget is None or policy.stand_in:
         return False
     room = window - QUESTION_RESERVE - ANSWER_ROOM
     return policy.sink_size + policy.window_size + policy.budget <= room

@@ -48,6 +48,7 @@ _PARSERS: dict[str, Parser] = {
     "block_len": values.integer(1, 4096),
     "period": values.integer(2),
     "repeats": values.integer(2, 64),
+    "stand_in": values.switch,
 }
 _READING_PARSERS: dict[str, Parser] = {
     "vote": values.choice(VOTES),
@@ -73,7 +74,11 @@ class Variant:
         defaults = {
             field.name: field.default for field in dataclasses.fields(POLICIES[self.policy])
         }
-        changed = [f":{name}={value}" for name, value in self.fields if defaults[name] != value]
+        changed = [
+            f":{name}={str(value).lower() if value is True else value}"
+            for name, value in self.fields
+            if defaults[name] != value
+        ]
         return "".join([self.policy, *changed])
 
     @property
@@ -127,11 +132,15 @@ def _policy(text: str, settings: Settings) -> tuple[str, tuple[tuple[str, Any], 
         if field != "budget"
     }
     given = _given(text, name, assignments, parsers)
-    return name, tuple(
-        (field, given.get(field, getattr(settings, field, parameter.default)))
+    found = {
+        field: given.get(field, getattr(settings, field, parameter.default))
         for field, parameter in parameters.items()
         if field != "budget"
-    )
+    }
+    if found.get("stand_in") and found["vote"] != "group":
+        raise UsageError(f"{text}: stand_in needs vote=group, and the vote is {found['vote']!r}")
+    # A switch that is off has no place: cells from before there was one stay what they are.
+    return name, tuple((field, value) for field, value in found.items() if value is not False)
 
 
 def parse_reading(text: str) -> Reading:

@@ -171,7 +171,7 @@ class Policy:
         """The cache whose rows are attended to: the model's, or one of its own with as many."""
         return cache
 
-    def stand_in(self, layer_idx: int) -> StandIn | None:
+    def stand_in_of(self, layer_idx: int) -> StandIn | None:
         """What is attended to beside the rows that are left or selected."""
         return None
 

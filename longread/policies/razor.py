@@ -91,10 +91,10 @@ class Razor(PromptEvicting):
         if self.budget is not None and self._kernel_turn is None:
             turn = super().kernel_turn()
             layers = range(len(turn.listed))
-            self._kernel_turn = replace(turn, stand_ins=tuple(map(self.stand_in, layers)))
+            self._kernel_turn = replace(turn, stand_ins=tuple(map(self.stand_in_of, layers)))
         return super().kernel_turn()
 
-    def stand_in(self, layer_idx: int) -> StandIn | None:
+    def stand_in_of(self, layer_idx: int) -> StandIn | None:
         return self._stand_ins.get(layer_idx)
 
     def _mean(self, layer_idx: int, num_rows: int, kept: Tensor) -> StandIn:

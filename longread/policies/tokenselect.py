@@ -5,11 +5,16 @@ rows of all others by vote. Differences from the paper: by default the heads tha
 vote for rows of their own (`group`); the paper's vote over all heads is `all`. A head's scores
 count from the log-sum-exp of its exact scores on sinks and newest rows, which costs no pass over
 the index and keeps a little more mass than the softmax over all rows (docs/quality.md).
+
+With `stand_in` the rows that a step does not read are not left out of the softmax: one row more has
+the documents' mean value and weighs what the index says that the unread rows weigh, the votes of a
+KV head shared equally by its query heads.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 
 import torch
 from longread_kernels import dispatch as ops
@@ -17,7 +22,7 @@ from torch import Tensor
 
 from longread.cache import KVCache
 from longread.index import KeyIndex
-from longread.policies.base import KernelPlan, Policy, Rereader, Turn
+from longread.policies.base import KernelPlan, Policy, Rereader, StandIn, Turn
 from longread.policies.kept import kept_ranges, norm_ranges, row_tensor
 
 KERNEL_VOTES = ("group", "group-max", "none")
@@ -27,7 +32,7 @@ KERNEL_VOTES = ("group", "group-max", "none")
 class TokenSelect(Policy):
     """budget (None: all), sink_size, window_size are rows; index_dim 0: KeyIndex's default.
 
-    reselect: rows are chosen anew every so many answer tokens.
+    reselect: rows are chosen anew every so many answer tokens; stand_in: with the vote `group`.
     """
 
     budget: int | None
@@ -38,16 +43,19 @@ class TokenSelect(Policy):
     sink_size: int = 4
     window_size: int = 256
     reselect: int = 1
+    stand_in: bool = False
     _cache: KVCache | None = field(default=None, init=False, repr=False)
     _index: KeyIndex | None = field(default=None, init=False, repr=False)
     _kept: Tensor | None = field(default=None, init=False, repr=False)
     _norm_rows: Tensor | None = field(default=None, init=False, repr=False)
     _num_steps: int = field(default=0, init=False, repr=False)  # with the rows in _chosen
     _chosen: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+    # Without their weight, which is that of the votes when rows were chosen, [H_q] of each layer.
+    _stand_ins: tuple[StandIn, ...] = field(default=(), init=False, repr=False)
+    _log_weights: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
-        self._cache = cache
-        self._chosen.clear()
+        self._begin(cache)
         if self._index is not None and self._index.cache is cache:
             self._index.rebuild()  # in place: a captured step goes on reading it
         else:
@@ -55,11 +63,22 @@ class TokenSelect(Policy):
 
     def borrow_index(self, other: TokenSelect) -> None:
         """Take over the index of a policy that was prepared on the same cache."""
-        self._cache, self._index = other._cache, other._index
+        assert other._cache is not None, "prepare() comes first"
+        self._index = other._index
+        self._begin(other._cache)
+
+    def _begin(self, cache: KVCache) -> None:
+        self._cache = cache
         self._chosen.clear()
+        if self.stand_in:
+            assert self.vote == "group", "only this vote says what unread rows weigh"
+            none = torch.full(cache.v.shape[1:2], -torch.inf, device=cache.v.device)
+            layers = cache.v[:, :, : cache.length]
+            means = [rows.mean(dim=1, dtype=torch.float32) for rows in layers]  # [H_kv, D]
+            self._stand_ins = tuple(StandIn(torch.zeros_like(v), v, none) for v in means)
 
     def start_turn(self, turn: Turn) -> None:
-        super().start_turn(turn)
+        super().start_turn(replace(turn, stand_ins=self._stand_ins) if self.stand_in else turn)
         self._chosen.clear()
 
     def appended(self, layer_idx: int, start: int, end: int) -> None:
@@ -81,12 +100,23 @@ class TokenSelect(Policy):
         if layer_idx in self._chosen:
             chosen = self._chosen[layer_idx]
             return torch.cat((self._kept.expand(chosen.shape[0], -1), chosen), dim=-1)
-        scores = self._index.scores(layer_idx, q, num_rows) - self._norms(layer_idx, q)[..., None]
+        norms = self._norms(layer_idx, q)
+        scores = self._index.scores(layer_idx, q, num_rows) - norms[..., None]
         votes = ops.vote(scores, self.vote, self.min_votes)
         self._num_steps = 0
         rows = ops.select_rows(votes, self._kept, self.budget)
         self._chosen[layer_idx] = rows[:, self._kept.shape[0] :]
+        if self.stand_in:
+            unread = torch.logsumexp(votes.scatter(1, rows, -torch.inf), dim=1)
+            log_weights = norms + (unread - math.log(norms.shape[1]))[:, None]
+            self._log_weights[layer_idx] = log_weights.flatten()
         return rows
+
+    def stand_in_of(self, layer_idx: int) -> StandIn | None:
+        log_weight = self._log_weights.get(layer_idx)
+        if log_weight is None:
+            return None
+        return replace(self._stand_ins[layer_idx], log_weight=log_weight)
 
     def kernel_plan(self) -> KernelPlan | None:
         if self.vote not in KERNEL_VOTES:
@@ -99,6 +129,7 @@ class TokenSelect(Policy):
             summed=self.vote == "group",
             apart=self.vote == "none",
             reselect=self.reselect,
+            stand_in=self.stand_in,
         )
 
     def _norms(self, layer_idx: int, q: Tensor) -> Tensor:
