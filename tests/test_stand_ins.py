@@ -60,13 +60,16 @@ def _razor(budget: int | None, window_size: int = 12) -> Razor:
     return Razor(budget, window_size=window_size, period=16, repeats=3, induction_share=0.3)
 
 
+def _unread() -> TokenSelect:
+    return TokenSelect(budget=24, window_size=12, index="exact", stand_in=True)
+
+
 def _policies(kind: str) -> list[Policy]:
     """Budgets so small that those that select have one share: they choose as torch does."""
     if kind != "evicted":
-        unread = TokenSelect(budget=24, window_size=12, index="exact", stand_in=True)
         if kind == "reselect":
-            return [replace(unread, reselect=2)]
-        return [unread, Dense(), _razor(90), replace(unread, window_size=40)]
+            return [replace(_unread(), reselect=2)]
+        return [_unread(), Dense(), _razor(90), replace(_unread(), window_size=40)]
     more = [_razor(400), SnapKV(budget=60, window_size=12), XKV(20)] if ON_GPU else []
     return [
         Dense(),
@@ -142,8 +145,10 @@ def _in_torch(decoder: Decoder, cache: KVCache, policy: Policy, token_ids: list[
     return torch.stack(logits)
 
 
-def _limit(decoder: Decoder) -> float:
-    """Of the logits' relative RMS error."""
+def _limit(decoder: Decoder, policy: Policy) -> float:
+    """Of the logits' relative RMS error; on a GPU a near tie may choose another row."""
+    if ON_GPU and isinstance(policy, TokenSelect):
+        return 0.05
     return 0.005 if decoder.dtype == torch.float16 else 0.03
 
 
@@ -165,18 +170,24 @@ def test_branches_give_the_logits_of_torch(
         for one, (_, (token_ids, logits)) in zip(alone, sorted(found.items()), strict=True):
             one.ask(number)
             expected = _in_torch(decoder, one.cache, one.policies[0], token_ids)
-            assert relative_rms(logits, expected) < _limit(decoder), (number, one.policies[0])
+            limit = _limit(decoder, one.policies[0])
+            assert relative_rms(logits, expected) < limit, (number, one.policies[0])
         num_captured = num_captured or len(decoder.captured)
         assert len(decoder.captured) == num_captured
 
 
-@pytest.mark.parametrize("policy", (_razor(90), XKV(60)), ids=lambda policy: type(policy).__name__)
+@pytest.mark.parametrize(
+    "policy",
+    (_razor(90), XKV(60), _unread()),
+    ids=lambda policy: type(policy).__name__,
+)
 def test_a_conversation_gives_the_logits_of_torch(
     decoder: Decoder, ids: Tensor, policy: Policy
 ) -> None:
     """Two turns, the answer of the first in the cache, from which others may read on."""
     decoder.captured.clear()
     kernels, in_torch = (_Asked(decoder, ids, [policy]) for policy in (policy, deepcopy(policy)))
+    traces = [decoder.new_trace(NUM_DOCUMENT) for _ in range(2)]
     for number, start in enumerate((NUM_DOCUMENT, NUM_DOCUMENT + 20)):
         logits = torch.empty(0)
         for one in (kernels, in_torch):
@@ -185,15 +196,21 @@ def test_a_conversation_gives_the_logits_of_torch(
             logits = decoder.extend(question, one.cache, one.policies[0]).clone()
         for _ in range(3):
             token = logits.argmax(dim=-1, keepdim=True)
-            logits = decoder.decode(token, kernels.cache, kernels.policies[0]).clone()
-            expected = decoder.decode_with_torch(token, in_torch.cache, in_torch.policies[0])
-            assert relative_rms(logits, expected) < _limit(decoder), number
+            logits = decoder.decode(token, kernels.cache, kernels.policies[0], traces[0]).clone()
+            expected = decoder.decode_with_torch(
+                token, in_torch.cache, in_torch.policies[0], traces[1]
+            )
+            assert relative_rms(logits, expected) < _limit(decoder, policy), number
     assert len(decoder.captured) == 1
     num_rows = kernels.cache.length
     assert num_rows == in_torch.cache.length == NUM_DOCUMENT + 40
     for name in ("k", "v"):
         found, expected = (getattr(one.cache, name)[:, :, :num_rows] for one in (kernels, in_torch))
-        assert relative_rms(found, expected) < _limit(decoder)
+        assert relative_rms(found, expected) < _limit(decoder, policy)
+    differ = traces[0].selected != traces[1].selected
+    assert differ.float().mean() < (0.02 if ON_GPU and isinstance(policy, TokenSelect) else 1e-9)
+    assert traces[0].fraction_kept == pytest.approx(traces[1].fraction_kept, abs=1e-6)
+    assert relative_rms(traces[0].mass, traces[1].mass) < _limit(decoder, policy)
 
 
 def test_the_slabs_of_a_policy_go_with_it(decoder: Decoder, ids: Tensor) -> None:
