@@ -168,7 +168,10 @@ class Policy:
         return None
 
     def read_from(self, cache: KVCache) -> KVCache:
-        """The cache whose rows are attended to: the model's, or one of its own with as many."""
+        """The cache whose rows are attended to: the model's, or one of its own with as many.
+
+        A captured step writes its token's row there; it is asked for after `kernel_turn`.
+        """
         return cache
 
     def stand_in_of(self, layer_idx: int) -> StandIn | None:
