@@ -67,7 +67,7 @@ class Network:
         self.embed = weights["embed_tokens"]
         self.norm = weights["norm"]
         self.lm_head = weights.get("lm_head", self.embed)
-        self._packed_head = packed.get("lm_head")
+        self.packed_head = packed.get("lm_head")
         self.layers = [
             _layer(f"layers.{i}.", weights, packed) for i in range(config.num_hidden_layers)
         ]
@@ -111,7 +111,7 @@ class Network:
 
     def logits(self, normed: Tensor, most_rows: int | None = None) -> Tensor:
         """normed [T, C] by the head: [T, V]; most_rows as in Layer.times."""
-        return _product(normed, self.lm_head, None, self._packed_head, most_rows)
+        return _product(normed, self.lm_head, None, self.packed_head, most_rows)
 
     def rope_rows(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """cos and sin of positions [start, end), [T, D/2] fp32 each."""

@@ -39,6 +39,7 @@ COMMANDS = (
     "bench ask",
     "bench prefill",
     "bench decode",
+    "bench weights",
     "bench load",
     "bench pages",
 )
