@@ -19,6 +19,7 @@ from longread_kernels.tables import Kept, StandIns
 from torch import Tensor
 
 _LOG2_E = 1.4426950408889634
+_MOST_JOINED_HEADS = 64  # query heads of a program: what its accumulators hold in registers
 
 
 @triton.jit
@@ -62,6 +63,7 @@ def attend_kernel(
     head_dim,
     log2_scale,
     BRANCHES: tl.constexpr,
+    JOINED: tl.constexpr,
     SHARERS: tl.constexpr,
     G: tl.constexpr,
     GROUP: tl.constexpr,
@@ -71,18 +73,18 @@ def attend_kernel(
     TRACED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    # All branches read a dense step's rows together; each reads chosen rows of its own.
+    # Branches read a dense step's rows together, JOINED in a program; each its own chosen rows.
     JOINT: tl.constexpr = DENSE and BRANCHES > 1
-    APART: tl.constexpr = 1 if DENSE else BRANCHES
-    branch = tl.program_id(0) % APART
+    APART: tl.constexpr = (BRANCHES + JOINED - 1) // JOINED
+    branch = tl.program_id(0) % APART * JOINED  # the first of them
     set_head = (tl.program_id(0) // APART).to(tl.int64)
     num_sets = tl.num_programs(0) // APART
     split = tl.program_id(1)
     num_splits = tl.num_programs(1)
     group, columns = tl.arange(0, GROUP), tl.arange(0, HEAD_DIM)
     column_inside = columns < head_dim
-    branches = group // G if JOINT else branch + group * 0
-    in_group = group < (G * BRANCHES if JOINT else G)
+    branches = branch + group // G
+    in_group = (group < G * JOINED) & (branches < BRANCHES)
     heads = (branches * num_sets + set_head) * G + group % G
     num_shared, sink_size, window_size, num_listed, _ = branch_sizes(
         branches_ptr, branch, sink_size, window_size, list_len, BRANCHES > 1
@@ -93,9 +95,12 @@ def attend_kernel(
     wait_for_inputs(EARLY)
     num_places = count_places(sink_end, middle, middle_end, tail, num_rows, num_listed, DENSE)
     if JOINT:
-        for other in tl.static_range(BRANCHES):
-            branch_end = tl.load(state_ptr + other * 3) + 1 + other * branch_rows
-            num_places = tl.maximum(num_places, branch_end)
+        for other in tl.static_range(JOINED):
+            is_branch = branch + other < BRANCHES
+            own_end = tl.load(state_ptr + (branch + other) * 3, mask=is_branch, other=0) + 1
+            num_places = tl.maximum(
+                num_places, tl.where(is_branch, own_end + other * branch_rows, 0)
+            )
     q = tl.load(
         q_ptr + heads[:, None] * head_dim + columns[None, :],
         mask=in_group[:, None] & column_inside[None, :],
@@ -116,9 +121,12 @@ def attend_kernel(
         row = place
         owner = place * 0
         if JOINT:
-            owner = tl.maximum(place - num_shared, 0) // branch_rows
-            num_owned = tl.load(state_ptr + owner * 3, mask=inside, other=0) + 1
-            inside &= place - owner * branch_rows < num_owned
+            ahead = tl.maximum(place - num_shared, 0) // branch_rows
+            owner = branch + ahead
+            is_owned = inside & (owner < BRANCHES)
+            num_owned = tl.load(state_ptr + owner * 3, mask=is_owned, other=-1) + 1
+            inside &= place - ahead * branch_rows < num_owned
+            row = slab_row(place, num_shared, branch, branch_rows, True)
         if not DENSE:
             row = row_at(place, chosen_ptr, sink_end, middle, middle_end, tail, num_rows, inside)
             inside &= row >= 0
@@ -175,8 +183,8 @@ def attend_token(
     q: [B H_q, D]; k, v: slabs [H_kv, capacity, D]; chosen: [B, sets, budget] or [sets, budget]
     int32, as `choose_rows` wrote them or fixed, -1 for none, or None for all rows; out: [B H_q, D].
     Scratch: parts [B H_q, splits, D], part_stats [B H_q, splits, 2], log_sum [B H_q], all fp32;
-    logits [H_q, places] takes the scores of the rows where it is given, in base 2, of one branch
-    and sets of KV heads only.
+    logits [B H_q, places] takes the scores of the rows where it is given, in base 2, of sets of KV
+    heads only: of a dense step with branches those of the rows that all share, of others by place.
     """
     num_heads, head_dim = q.shape
     num_kv_heads, num_splits, num_branches = k.shape[0], parts.shape[1], kept.num_branches
@@ -186,7 +194,7 @@ def attend_token(
     assert q.is_contiguous() and out.is_contiguous() and parts.is_contiguous()
     assert parts.shape == (num_heads, num_splits, head_dim) and q.dtype == k.dtype == v.dtype
     assert part_stats.shape == (num_heads, num_splits, 2) and log_sum.shape == (num_heads,)
-    assert logits is None or (num_branches == 1 and num_sets == num_kv_heads), "is not traced"
+    assert logits is None or num_sets == num_kv_heads, "is not traced"
     assert num_sets % num_kv_heads == 0, "a set reads the rows of one KV head"
     assert chosen is None or (
         chosen.is_contiguous() and chosen.shape[:-1].numel() == num_branches * num_sets
@@ -195,8 +203,12 @@ def attend_token(
     assert stand_ins is None or num_sets == num_kv_heads, "a stand-in is a KV head's"
     padded_dim = max(16, triton.next_power_of_2(head_dim))
     options = launch_options(q)
-    apart = num_branches if chosen is not None else 1
-    group = max(16, triton.next_power_of_2(group_size * num_branches // apart))
+    joined = 1
+    if chosen is None:  # as few programs as registers allow, with as many branches each
+        apart = triton.cdiv(num_branches, max(1, _MOST_JOINED_HEADS // group_size))
+        joined = triton.cdiv(num_branches, apart)
+    apart = triton.cdiv(num_branches, joined)
+    group = max(16, triton.next_power_of_2(group_size * joined))
     # Measured on an H200: all rows, a long list, a list that gives each program one tile.
     block, num_warps, num_stages = 128, 4, 3
     if chosen is not None:
@@ -206,6 +218,8 @@ def attend_token(
             block, num_warps, num_stages = 64, 4, 1
     # K and V of each stage but one, and what the dots need besides.
     while block * padded_dim * 4 * max(num_stages - 1, 1) + (9 << 10) > shared_bytes(q):
+        block //= 2
+    if group > 32:  # then the products are Hopper's, which keep all stages in shared memory
         block //= 2
     attend_kernel[(num_sets * apart, num_splits)](
         q,
@@ -226,6 +240,7 @@ def attend_token(
         head_dim,
         scale * _LOG2_E,
         BRANCHES=num_branches,
+        JOINED=joined,
         SHARERS=num_sets // num_kv_heads,
         G=group_size,
         GROUP=group,

@@ -122,6 +122,7 @@ def affordable_places(
     free = free_bytes(decoder.device)
     most = MOST_PLACES
     if free is not None:
+        free -= cache.num_bytes // 2  # a slab of a cache that grows is there twice
         most = min(most, free // _MEMORY_SHARE // (counted + rows + scores + own))
     return max(1, min(most, num_questions))
 

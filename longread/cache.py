@@ -77,14 +77,14 @@ class KVCache:
     def num_bytes(self) -> int:
         return 2 * self.k.numel() * self.k.element_size()
 
-    def reserve(self, num_rows: int) -> None:
-        """Make room for `num_rows` rows in all, and some to grow; the rows that count stay.
+    def reserve(self, num_rows: int, spare: int = _GROWTH_ROWS) -> None:
+        """Make room for `num_rows` rows in all, `spare` more than there was; those that count stay.
 
         Slabs that grow in a decode step are no inference tensors: others write to them later.
         """
         if num_rows <= self.capacity:
             return
-        num_rows = max(num_rows, self.capacity + _GROWTH_ROWS)  # not anew for every token
+        num_rows = max(num_rows, self.capacity + spare)  # not anew for every token
         layers, heads, _, head_dim = self.k.shape
         for name in ("k", "v"):  # one after the other, so that only one slab exists twice
             old = getattr(self, name)

@@ -52,10 +52,17 @@ class CapturedSteps:
         return self._step(read, (plan,), None if trace is None else trace.mass.shape[2], 0)
 
     def branches(
-        self, cache: KVCache, plans: Sequence[KernelPlan], branch_rows: int
+        self,
+        cache: KVCache,
+        plans: Sequence[KernelPlan],
+        branch_rows: int,
+        num_counted: int | None = None,
     ) -> StepGraph | None:
-        """The step of several answers side by side, or None where each must do by itself."""
-        return self._step(cache, tuple(plans), None, branch_rows)
+        """The step of several answers side by side, or None where each must do by itself.
+
+        num_counted: rows of the traces, or None for none.
+        """
+        return self._step(cache, tuple(plans), num_counted, branch_rows)
 
     def plan(self, cache: KVCache, policy: Policy, trace: Trace | None = None) -> KernelPlan | None:
         """The policy's plan if there are kernels for it, this cache and this trace."""

@@ -71,12 +71,12 @@ class StepGraph:
         self._logits_of_rows: Tensor | None = None
         self._mass = self._selected = torch.empty(0, device=network.device)
         if num_counted is not None:
-            assert len(plans) == 1 and not plans[0].apart, "one branch is traced"
-            shape = (config.num_hidden_layers, config.num_key_value_heads, num_counted)
+            assert not plans[0].apart, "sets of KV heads are traced"
+            kv_heads = (config.num_hidden_layers, config.num_key_value_heads)
+            shape = (len(plans), *kv_heads, num_counted)
+            num_heads = len(plans) * config.num_attention_heads
             num_listed = cache.capacity + self.buffers.budget
-            self._logits_of_rows = torch.empty(
-                (config.num_attention_heads, num_listed), device=network.device
-            )
+            self._logits_of_rows = torch.empty((num_heads, num_listed), device=network.device)
             self._mass = torch.zeros(shape, dtype=torch.float32, device=network.device)
             self._selected = torch.zeros(shape, dtype=torch.int32, device=network.device)
         self._graphs: dict[tuple[bool, bool], torch.cuda.CUDAGraph] = {}
@@ -102,12 +102,16 @@ class StepGraph:
             counting = self._trace() if self._trace is not None else None
             if trace is not counting:
                 if counting is not None:  # somebody still looks at the answer before
-                    counting.count_into(self._mass.clone(), self._selected.clone())
-                trace.count_into(self._mass, self._selected)
+                    counting.count_into(self._mass[0].clone(), self._selected[0].clone())
+                self.count_branch(0, trace)
                 self._trace = weakref.ref(trace)
             trace.start_step(row + 1)
             trace.add_rows_read(rows_read(self.plans[0], turn, row + 1))
         return self.step_branches(token_id, (row,), (turn,))[0]
+
+    def count_branch(self, branch: int, trace: Trace) -> None:
+        """Count what a branch reads in this trace from here on, and in none before."""
+        trace.count_into(self._mass[branch], self._selected[branch])
 
     def step_branches(
         self,
@@ -287,7 +291,7 @@ class StepGraph:
             self._logits_of_rows,
             self.buffers.log_sum,
             self.buffers.kept,
-            None if dense else self.buffers.chosen[layer_idx, 0],
-            self._mass[layer_idx],
-            self._selected[layer_idx],
+            None if dense else self.buffers.chosen[layer_idx],
+            self._mass[:, layer_idx],
+            self._selected[:, layer_idx],
         )

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from longread.batch import Places, Question, Siblings, TorchPlaces, affordable_places, answer_each
+from longread.branches import BranchPlaces
 from longread.cache import KVCache
 from longread.config import Settings
 from longread.context import answering_policy
@@ -55,4 +56,5 @@ def make_places(
     num_own = max((len(item.ids) + item.max_tokens for item in questions), default=1)
     policy = siblings.policies[0]
     siblings.reserve(affordable_places(decoder, cache, policy, len(questions), num_own))
-    return TorchPlaces(decoder, cache, siblings)
+    by_kernels = BranchPlaces.make(decoder, cache, siblings, num_own)
+    return by_kernels or TorchPlaces(decoder, cache, siblings)

@@ -32,7 +32,8 @@ class Trace:
         self.selected = torch.zeros(shape, device=device, dtype=torch.int32)
         self.num_steps = 0
         self._rows_read = torch.zeros((), device=device, dtype=torch.float64)
-        self._rows_cached = 0  # both summed over steps and layers, for one KV head
+        self._rows_told = 0.0  # read too
+        self._rows_cached = 0  # all summed over steps and layers, for one KV head
         self.steps: list[list[Tensor | None]] = []
         self.keeps_steps = keep_steps
         self.at_step_end: Callable[[Trace], None] | None = None
@@ -40,7 +41,8 @@ class Trace:
     @property
     def fraction_kept(self) -> float:
         """Rows attended over rows cached, mean over steps and layers; 1.0 before any step."""
-        return float(self._rows_read) / self._rows_cached if self._rows_cached else 1.0
+        rows_read = float(self._rows_read) + self._rows_told
+        return rows_read / self._rows_cached if self._rows_cached else 1.0
 
     def start_step(self, num_rows: int) -> None:
         """A decode step over `num_rows` cached rows begins."""
@@ -62,7 +64,7 @@ class Trace:
 
     def add_rows_read(self, num_rows: float) -> None:
         """Count the rows that each KV head of each layer read in a step."""
-        self._rows_read += num_rows * self.mass.shape[0]
+        self._rows_told += num_rows * self.mass.shape[0]
 
     def record(self, layer_idx: int, indices: Tensor | None, probs: Tensor) -> None:
         """Add one layer of one step.

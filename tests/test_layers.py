@@ -27,7 +27,7 @@ LAYERS = (
     "policies",
     "attention device matrix network packed past_window sampling step_buffers trace",
     "evidence heat model captured decode_graph reread",
-    "session reply grounds batch side_by_side context ingest live history",
+    "session reply grounds batch branches side_by_side context ingest live history",
     "render progress selection_view strip schema conversation output_file answer_lines transcript "
     "report report_html report_pdf checkup bench evaluate",
     "repl line_input cli commands __main__",
