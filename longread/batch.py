@@ -19,7 +19,7 @@ from torch import Tensor
 from longread.cache import KVCache, Remembered
 from longread.memory import free_bytes
 from longread.model import Decoder
-from longread.policies import Policy, Quest, Rereader, TokenSelect, Turn
+from longread.policies import Butler, Policy, Quest, Rereader, TokenSelect, Turn
 from longread.reply import Reply
 from longread.sampling import Sampler, SamplingParams, sample_each
 from longread.trace import Trace
@@ -111,20 +111,19 @@ def answer_each(
 
 
 def affordable_places(
-    decoder: Decoder, cache: KVCache, policy: Policy, num_questions: int, num_own: int
+    decoder: Decoder, cache: KVCache, policy: Policy, most: int, num_own: int
 ) -> int:
-    """How many questions to answer at once; num_own: rows of the longest with its answer."""
+    """How many questions to answer at once, up to `most`; num_own: rows of one with its answer."""
     num_heads = cache.num_layers * cache.k.shape[1]
     counted = num_heads * cache.length * 8  # a trace: four bytes of mass, four of a count
     rows = num_own * cache.num_bytes // cache.capacity
     scores = (cache.length + num_own) * 4 * (decoder.config.num_attention_heads + cache.k.shape[1])
     own = (2 * counted if policy.evicts else 0) + (cache.num_bytes if policy.rebuilds else 0)
     free = free_bytes(decoder.device)
-    most = MOST_PLACES
     if free is not None:
         free -= cache.num_bytes // 2  # a slab of a cache that grows is there twice
         most = min(most, free // _MEMORY_SHARE // (counted + rows + scores + own))
-    return max(1, min(most, num_questions))
+    return max(1, most)
 
 
 class Siblings:
@@ -152,6 +151,8 @@ class Siblings:
                 policy.borrow_index(first)
             elif isinstance(policy, Quest) and isinstance(first, Quest):
                 policy.borrow_bounds(first)
+            elif isinstance(policy, Butler) and isinstance(first, Butler):
+                policy.borrow_keys(first)
             else:
                 self._prepare(policy)
             self.policies.append(policy)

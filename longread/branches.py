@@ -43,18 +43,24 @@ class BranchPlaces:
 
     @classmethod
     def make(
-        cls, decoder: Decoder, cache: KVCache, siblings: Siblings, most_rows: int
+        cls,
+        decoder: Decoder,
+        cache: KVCache,
+        siblings: Siblings,
+        most_rows: int,
+        rows_alone: int,
     ) -> BranchPlaces | None:
         """Places for a cache that holds the documents, or None where kernels cannot answer so.
 
-        most_rows: of a question with its answer. Makes room for the places behind the documents.
+        most_rows: of a question with its answer; rows_alone: of a cache for one question. Makes
+        room for the places behind the documents.
         """
         plans = _plans(decoder, cache, siblings)
         if plans is None:
             return None
         num_rows, num_own = cache.length, -(-most_rows // _ROUND_ROWS) * _ROUND_ROWS
-        alone = max(cache.capacity, num_rows + num_own)  # rows are shared out as they are alone
-        cache.reserve(alone + (len(plans) - 1) * num_own, spare=0)
+        rows_alone = max(rows_alone, num_rows + num_own)  # shares of rows are those of one alone
+        cache.reserve(rows_alone + (len(plans) - 1) * num_own, spare=0)
         step = decoder.captured.branches(cache, plans, num_own, num_rows)
         return None if step is None else cls(decoder, cache, siblings, step, num_own)
 

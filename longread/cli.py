@@ -25,6 +25,7 @@ from longread.commands import (
     measure_decode,
     measure_kernels,
     measure_load,
+    measure_questions,
     measure_weights,
     models,
     options,
@@ -55,6 +56,7 @@ app.command("eval")(evaluate.evaluate)
 measure.bench.command("decode")(measure_decode.bench_decode)
 measure.bench.command("weights")(measure_weights.bench_weights)
 measure.bench.command("kernels")(measure_kernels.bench_kernels)
+measure.bench.command("questions")(measure_questions.bench_questions)
 measure.bench.command("load")(measure_load.bench_load)
 app.add_typer(measure.bench, name="bench")
 

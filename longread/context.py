@@ -21,6 +21,12 @@ from longread.weights import ModelConfig
 QUESTION_RESERVE = 256  # tokens kept free for the question and the template around it
 
 
+def rows_for(settings: Settings, config: ModelConfig, num_rows: int) -> int:
+    """Rows of a cache for documents of `num_rows` rows and the first two questions and answers."""
+    reserve = QUESTION_RESERVE + settings.max_tokens
+    return min(config.window, num_rows + 2 * reserve)
+
+
 @dataclass(frozen=True)
 class Way:
     """How documents are read: by selection, or densely in a window that YaRN stretches."""

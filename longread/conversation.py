@@ -54,7 +54,7 @@ class SessionLike(Protocol):
     def ask(self, question: str) -> Iterator[Event]:
         """Answer a question; ends with Answer, also after Ctrl-C."""
 
-    def ask_each(self, questions: Iterable[tuple[int, str]]) -> Iterator[Answered]:
+    def ask_each(self, questions: Iterable[tuple[int, str]], most: int = ...) -> Iterator[Answered]:
         """Answer questions with their numbers from the documents alone, in no order."""
 
     def undo(self) -> bool:

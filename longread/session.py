@@ -9,7 +9,7 @@ from typing import BinaryIO
 import torch
 
 from longread import context
-from longread.batch import Question
+from longread.batch import MOST_PLACES, Question
 from longread.cache import KVCache
 from longread.config import Settings
 from longread.errors import ContextError, UsageError
@@ -126,8 +126,10 @@ class Session:
         self.turns.append(PastTurn(question, answer, answer_settings(self._settings)))
         yield answer
 
-    def ask_each(self, questions: Iterable[tuple[int, str]]) -> Iterator[Answered]:
-        """Answer each question from the documents alone, several at once, in no order.
+    def ask_each(
+        self, questions: Iterable[tuple[int, str]], most: int = MOST_PLACES
+    ) -> Iterator[Answered]:
+        """Answer each question from the documents alone, up to `most` at once, in no order.
 
         questions: numbers from 1, by which their seeds go, and texts. One that does not fit the
         window is answered by why. Ctrl-C ends it. Raises UsageError for an empty question.
@@ -145,7 +147,7 @@ class Session:
             sampling = self._sampling.of_question(number)
             fitting.append(Question(number, ids, room, sampling))
         yield from answer_all(
-            decoder, cache, self._policy, settings, self._grounds, self._tokenizer, fitting
+            decoder, cache, self._policy, settings, self._grounds, self._tokenizer, fitting, most
         )
 
     def undo(self) -> bool:
@@ -235,7 +237,7 @@ class Session:
         if slow := self._decoder.slow_because():
             emit(Notice(f"answers come through torch's own operations, which is slow: {slow}"))
         self._cache: KVCache = self._decoder.new_cache(
-            min(self._config.window, num_rows + 2 * reserve)
+            context.rows_for(settings, self._config, num_rows)
         )
         self._policy = context.answering_policy(settings, self._decoder, num_rows)
         base = base_key(self._decoder, self._tokenizer, self._chat, settings)

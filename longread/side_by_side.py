@@ -13,7 +13,7 @@ from longread.batch import Places, Question, Siblings, TorchPlaces, affordable_p
 from longread.branches import BranchPlaces
 from longread.cache import KVCache
 from longread.config import Settings
-from longread.context import answering_policy
+from longread.context import answering_policy, rows_for
 from longread.events import Answered
 from longread.grounds import Grounds
 from longread.model import Decoder
@@ -30,8 +30,9 @@ def answer_all(
     grounds: Grounds,
     tokenizer: Tokenizer,
     questions: Sequence[Question],
+    most: int,
 ) -> Iterator[Answered]:
-    """Answer questions that fit the window, in no order.
+    """Answer questions that fit the window, up to `most` at once, in no order.
 
     policy: prepared on the cache, which holds the documents alone, and not asked since.
     """
@@ -39,7 +40,8 @@ def answer_all(
     token_ids = torch.from_numpy(grounds.prompt.token_ids).long()
     make_policy = partial(answering_policy, settings, decoder, num_rows)
     siblings = Siblings(policy, make_policy, cache, DocumentRereader(decoder, token_ids))
-    places = make_places(decoder, cache, siblings, questions)
+    rows_alone = rows_for(settings, decoder.config, num_rows)
+    places = make_places(decoder, cache, siblings, questions, most, rows_alone)
     for asked in answer_each(decoder, places, questions, partial(decoder.new_trace, num_rows)):
         reply = asked.reply
         reply.pieces.append(tokenizer.decode(reply.ids))
@@ -50,11 +52,19 @@ def answer_all(
 
 
 def make_places(
-    decoder: Decoder, cache: KVCache, siblings: Siblings, questions: Sequence[Question]
+    decoder: Decoder,
+    cache: KVCache,
+    siblings: Siblings,
+    questions: Sequence[Question],
+    most: int,
+    rows_alone: int,
 ) -> Places:
-    """Places for as many of the questions at once as memory allows, by kernels where they can."""
+    """Places for up to `most` of the questions, as memory allows, by kernels where they can.
+
+    rows_alone: of a cache for one question.
+    """
     num_own = max((len(item.ids) + item.max_tokens for item in questions), default=1)
-    policy = siblings.policies[0]
-    siblings.reserve(affordable_places(decoder, cache, policy, len(questions), num_own))
-    by_kernels = BranchPlaces.make(decoder, cache, siblings, num_own)
+    most = min(most, len(questions))
+    siblings.reserve(affordable_places(decoder, cache, siblings.policies[0], most, num_own))
+    by_kernels = BranchPlaces.make(decoder, cache, siblings, num_own, rows_alone)
     return by_kernels or TorchPlaces(decoder, cache, siblings)

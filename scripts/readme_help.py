@@ -40,6 +40,7 @@ COMMANDS = (
     "bench prefill",
     "bench decode",
     "bench weights",
+    "bench questions",
     "bench load",
     "bench pages",
 )

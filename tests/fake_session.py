@@ -162,7 +162,7 @@ class FakeSession:
         self.reading.answered = self.reading.follows_tokens
         yield answer
 
-    def ask_each(self, questions: Iterable[tuple[int, str]]) -> Iterator[Answered]:
+    def ask_each(self, questions: Iterable[tuple[int, str]], most: int = 2) -> Iterator[Answered]:
         """Pairs of answers, the later one first, and no room for a question of one letter."""
         for pair in _pairs(list(questions)):
             for number, question in reversed(pair):

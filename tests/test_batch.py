@@ -37,9 +37,7 @@ def document(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "MOST_PLACES", 3)
+MOST_AT_ONCE = 3
 
 
 def _opened(settings: Settings, document: Path) -> Session:
@@ -50,7 +48,7 @@ def _opened(settings: Settings, document: Path) -> Session:
 
 def _together(settings: Settings, document: Path) -> list[Answer]:
     found = dict[int, Answer]()
-    for answered in _opened(settings, document).ask_each(enumerate(QUESTIONS, 1)):
+    for answered in _opened(settings, document).ask_each(enumerate(QUESTIONS, 1), MOST_AT_ONCE):
         assert answered.answer is not None
         found[answered.number] = answered.answer
     return [found[number] for number in range(1, len(QUESTIONS) + 1)]
@@ -137,7 +135,7 @@ def test_damaged_weights_are_told(settings: Settings, document: Path) -> None:
 
 def test_answers_come_as_they_are_finished(settings: Settings, document: Path) -> None:
     session = _opened(replace(settings, max_tokens=4), document)
-    numbers = [answered.number for answered in session.ask_each(enumerate("abcdefg", 1))]
+    numbers = [answered.number for answered in session.ask_each(enumerate("abcdefg", 1), 3)]
     assert sorted(numbers) == list(range(1, 8))
     assert set(numbers[:3]) <= {1, 2, 3, 4, 5}
 
@@ -148,11 +146,10 @@ def test_places_are_as_many_as_memory_has_room_for(
     decoder = _opened(settings, document)._decoder
     cache: KVCache = decoder.new_cache(1000)
     cache.length = 900
-    monkeypatch.setattr(batch, "MOST_PLACES", 64)
 
     def places(free: int | None, policy: Dense | H2O) -> int:
         monkeypatch.setattr(batch, "free_bytes", lambda device: free)
-        return affordable_places(decoder, cache, policy, 100, 50)
+        return affordable_places(decoder, cache, policy, 64, 50)
 
     assert places(None, Dense()) == places(1 << 40, Dense()) == 64
     assert places(0, Dense()) == 1

@@ -84,7 +84,8 @@ def _places(decoder: Decoder, cache: KVCache, make_policy: MakePolicy) -> Branch
     policy.prepare(cache, rereader)
     siblings = Siblings(policy, make_policy, cache, rereader)
     siblings.reserve(NUM_PLACES)
-    return BranchPlaces.make(decoder, cache, siblings, max(QUESTION_LENS) + MOST_TOKENS)
+    num_own = max(QUESTION_LENS) + MOST_TOKENS
+    return BranchPlaces.make(decoder, cache, siblings, num_own, cache.capacity)
 
 
 @torch.inference_mode()
