@@ -29,7 +29,7 @@ class Int4Matrix:
 
     codes: Tensor
     scale_zero: Tensor
-    most_rows: int = 10  # measured: docs/performance.md
+    most_rows: int = 8  # measured: docs/performance.md
 
     def apply(self, x: Tensor) -> Tensor:
         """x: [T, K] bf16; returns [T, N]."""
