@@ -26,6 +26,7 @@ POLICY_NAMES = (
     "tokenselect",
     "dense",
     "streaming",
+    "butler",
     "quest",
     "snapkv",
     "pyramidkv",
@@ -114,6 +115,8 @@ class Settings:
     sink_size: int = 4
     window_size: int = 256
     reselect: int = 1
+    butler: str = ""
+    neighbours: int = 0
     max_tokens: int = 512
     temperature: float = 0.0
     top_p: float = 1.0
@@ -164,6 +167,8 @@ _OPTIONS: dict[str, _Option] = {
     "sink_size": _Option(values.integer(0)),
     "window_size": _Option(values.integer(0)),
     "reselect": _Option(values.integer(1)),
+    "butler": _Option(str),
+    "neighbours": _Option(values.integer(0, 1024)),
     "max_tokens": _Option(values.integer(1)),
     "temperature": _Option(values.real(0.0, 100.0)),
     "top_p": _Option(values.real(0.0, 1.0, above_low=True)),

@@ -13,7 +13,7 @@ from longread.errors import UsageError
 from longread.events import Notice
 from longread.model import Decoder
 from longread.past_window import Reading
-from longread.policies import Policy, TokenSelect, make_policy
+from longread.policies import Butler, Policy, TokenSelect, make_policy
 from longread.prompt import ChatFormat, TokenizedDocument, build_prompt
 from longread.tokenizer import Tokenizer
 from longread.weights import ModelConfig
@@ -101,7 +101,10 @@ def answering_policy(settings: Settings, decoder: Decoder, num_rows: int) -> Pol
     more rows than that. Raises UsageError for what cannot answer so.
     """
     if not decoder.is_past_window:
-        return make_policy(settings, num_rows)
+        policy = make_policy(settings, num_rows)
+        if isinstance(policy, Butler):  # what is missing is told before documents are read
+            policy.load(decoder.config.name, decoder.config.identity)
+        return policy
     window = decoder.trained_window
     policy = make_policy(settings, min(num_rows, window))
     if not isinstance(policy, TokenSelect):

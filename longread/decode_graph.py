@@ -51,7 +51,7 @@ class StepGraph:
         self._slabs = (cache.k, cache.v)
         self.plans = tuple(plans)
         self._branch_rows = branch_rows
-        choosing = [plan for plan in plans if plan.index is not None]
+        choosing = [plan for plan in plans if plan.index is not None or plan.reselect > 1]
         alike = {(id(p.index), p.summed, p.apart, p.reselect, p.stand_in) for p in choosing}
         assert len(alike) <= 1, "plans that choose do it alike"
         assert len({plan.apart for plan in plans}) == 1, "sets of one kind"
@@ -137,7 +137,7 @@ class StepGraph:
         if not same_turns or rows != self._expected or num_shared != self._num_shared:
             self._start(rows, turns, num_shared)
         dense = all(map(self._reads_all, self.plans, turns, rows))
-        chooses = bool(self._indexes) and not dense
+        chooses = bool(self._indexes or self._listings) and not dense
         chooses = chooses and (self._steps_since_choice + 1) % self._reselect == 0
         self._steps_since_choice = -1 if dense else self._steps_since_choice + 1
         self.buffers.tokens.copy_(token_ids)
@@ -239,7 +239,7 @@ class StepGraph:
             self._cache.v[layer_idx],
             buffers.queries[layer_idx],
             self._indexes[layer_idx] if self._indexes else None,
-            voted=chooses,
+            voted=chooses and bool(self._indexes),
         )
 
     def attend(self, layer_idx: int, dense: bool, chooses: bool) -> None:
@@ -247,7 +247,7 @@ class StepGraph:
         buffers = self.buffers
         chosen = None if dense else buffers.chosen[layer_idx]
         stand_ins = buffers.stand_ins[layer_idx] if buffers.stand_ins and not dense else None
-        if chooses:
+        if chooses and self._indexes:
             assert chosen is not None, "a dense step chooses nothing"
             topk.choose_rows(
                 buffers.queries[layer_idx],
@@ -259,8 +259,9 @@ class StepGraph:
                 unread=stand_ins.unread if stand_ins and self._sums_unread else None,
             )
         for listing in self._listings:
-            q = buffers.query.q.unflatten(0, (len(self.plans), -1))
-            listing.list_rows(layer_idx, q, buffers.chosen[layer_idx])
+            if chooses or dense or listing.reselect == 1:
+                q = buffers.query.q.unflatten(0, (len(self.plans), -1))
+                listing.list_rows(layer_idx, q, buffers.chosen[layer_idx])
         attend.attend_token(
             buffers.query.q,
             self._cache.k[layer_idx],

@@ -50,6 +50,8 @@ _ANSWER_SETTINGS = (
     "sink_size",
     "window_size",
     "reselect",
+    "butler",
+    "neighbours",
     "max_tokens",
     "temperature",
     "top_p",

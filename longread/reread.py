@@ -39,6 +39,14 @@ class DocumentRereader:
     def window(self) -> int:
         return self.decoder.config.window
 
+    @property
+    def model(self) -> str:
+        return self.decoder.config.name
+
+    @property
+    def identity(self) -> str:
+        return self.decoder.config.identity
+
     def documents(self, cache: KVCache, observer: Policy) -> None:
         """Show `observer` the documents' queries, layer by layer and chunk by chunk.
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from last_event import last_event
 
@@ -19,6 +20,7 @@ from longread.events import Answer
 from longread.policies import H2O, Dense
 from longread.sampling import SamplingParams
 from longread.session import Session
+from longread.weights import load_config
 
 QUESTIONS = (
     "Who makes laws?",
@@ -38,6 +40,11 @@ def document(tmp_path: Path) -> Path:
 
 
 MOST_AT_ONCE = 3
+
+
+@pytest.fixture(autouse=True)
+def untrained(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.use_untrained_predictor(load_config(model_dir), monkeypatch)
 
 
 def _opened(settings: Settings, document: Path) -> Session:
@@ -86,6 +93,7 @@ def test_an_answer_is_the_one_that_its_question_gets_alone(
         {"temperature": 1.5, "seed": 2**63 - 6},
         {"temperature": 0.8, "top_p": 0.9, "policy": "dense"},
         {"reselect": 3, "max_tokens": 11},
+        {"reselect": 4, "neighbours": 2, "policy": "butler"},
         {"vote": "none", "index": "exact"},
         {"vote": "all", "dtype": "bfloat16"},
         {"context": "select"},

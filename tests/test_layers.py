@@ -29,7 +29,7 @@ LAYERS = (
     "evidence heat model captured decode_graph reread",
     "session reply grounds batch branches side_by_side context ingest live history",
     "render progress selection_view strip schema conversation output_file answer_lines transcript "
-    "report report_html report_pdf checkup bench evaluate",
+    "report report_html report_pdf checkup bench evaluate butler",
     "repl line_input cli commands __main__",
 )
 KERNEL_USERS = 3  # the lowest layer that may import longread_kernels

@@ -1,4 +1,4 @@
-"""Quest and H2O as branches of one captured step, beside each of them in torch operations.
+"""Quest, H2O and TokenButler as branches of one captured step, beside each in torch operations.
 
 In fp32 both read the same rows; on a GPU in bf16, through CUDA graphs, nearly the same. Triton's
 interpreter takes seconds for a step of many branches: over long answers the kernels' torch twins
@@ -26,7 +26,7 @@ from longread.decode_graph import StepGraph
 from longread.evaluate.runner import _RowCounter
 from longread.evaluate.together import Answer, Together, answer_together, room_for_branches
 from longread.model import Decoder
-from longread.policies import H2O, Dense, KernelPlan, Policy, Quest, SnapKV, Turn
+from longread.policies import H2O, Butler, Dense, KernelPlan, Policy, Quest, SnapKV, Turn
 from longread.policies.kept import kept_ranges, row_tensor, rows_read
 from longread.reread import DocumentRereader
 from longread.trace import Trace
@@ -48,6 +48,10 @@ POLICIES: tuple[Policy, ...] = (
     H2O(budget=0, window_size=9),
     Quest(budget=133, window_size=3),  # reads all rows at first
     Quest(budget=40, window_size=2, block_len=7),
+    Butler(budget=24, window_size=5),
+    Butler(budget=61, window_size=1, sink_size=0),
+    Butler(budget=33, window_size=12, sink_size=19, neighbours=2),
+    Butler(budget=500, window_size=5),
 )
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32
 
@@ -56,12 +60,18 @@ DTYPE = torch.bfloat16 if ON_GPU else torch.float32
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     """A tiny model that never ends an answer."""
     root = tmp_path_factory.mktemp("listings")
-    converted = tiny.convert(tiny.save_hf_folder(root / "hf", "qwen2"), root / "models")
+    folder = tiny.save_hf_folder(root / "hf", "qwen2", num_hidden_layers=3)
+    converted = tiny.convert(folder, root / "models")
     weights = load_weights(converted, device=str(DEVICE), dtype=DTYPE)
     config = dataclasses.replace(load_config(converted), eos_token_ids=())
     decoder = Decoder(config, weights, DEVICE, DTYPE)
     decoder.captured.most = 10
     return decoder
+
+
+@pytest.fixture(autouse=True)
+def untrained(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.use_untrained_predictor(decoder.config, monkeypatch)
 
 
 @pytest.fixture
@@ -113,7 +123,8 @@ def by_twins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _ids(count: int, seed: int) -> Tensor:
-    return torch.randint(3, 400, (count,), generator=torch.Generator().manual_seed(seed))
+    """No token twice: where layer 0 has a key twice, rounding may say whose neighbours are read."""
+    return torch.randperm(397, generator=torch.Generator().manual_seed(seed))[:count] + 3
 
 
 def _read(decoder: Decoder, policy: Policy, num_spare: int) -> KVCache:
@@ -168,7 +179,9 @@ def _assert_same_logits(found: Tensor, wanted: Tensor) -> None:
     assert relative_rms(found, wanted) < (0.05 if ON_GPU else 1e-5)
 
 
-def _moved(policy: Policy, joint: KVCache, bounds: dict[int, Quest]) -> Policy:
+def _moved(
+    decoder: Decoder, policy: Policy, joint: KVCache, bounds: dict[int, Quest | Butler]
+) -> Policy:
     """A policy like one that has followed a question in a cache of its own, for the joint one."""
     moved = dataclasses.replace(policy)
     moved.turn = policy.turn
@@ -176,7 +189,16 @@ def _moved(policy: Policy, joint: KVCache, bounds: dict[int, Quest]) -> Policy:
         if moved.block_len not in bounds:
             bounds[moved.block_len] = moved
             moved.prepare(joint)
-        moved.borrow_bounds(bounds[moved.block_len])
+        first = bounds[moved.block_len]
+        assert isinstance(first, Quest)
+        moved.borrow_bounds(first)
+    elif isinstance(moved, Butler):
+        if 0 not in bounds:
+            bounds[0] = moved
+            moved.prepare(joint, DocumentRereader(decoder, _ids(NUM_DOCUMENT, 1)))
+        first = bounds[0]
+        assert isinstance(first, Butler)
+        moved.borrow_keys(first)
     elif isinstance(moved, H2O):
         assert isinstance(policy, H2O)
         moved._left.cache = joint
@@ -194,13 +216,13 @@ def _compare_branches(decoder: Decoder, policies: Sequence[Policy], num_steps: i
         caches.append(_read(decoder, policy, BRANCH_ROWS))
         _ask(decoder, policy, caches[-1], _ids(lens[place], 2 + place))
     joint = _read(decoder, Dense(), len(policies) * BRANCH_ROWS)
-    plans, turns, all_moved, bounds = [], [], [], dict[int, Quest]()
+    plans, turns, all_moved, bounds = [], [], [], dict[int, Quest | Butler]()
     for place, (policy, cache) in enumerate(zip(policies, caches, strict=True)):
         start = NUM_DOCUMENT + place * BRANCH_ROWS
         for slab, own in ((joint.k, cache.k), (joint.v, cache.v)):
             slab[:, :, start : start + BRANCH_ROWS] = own[:, :, NUM_DOCUMENT:]
         joint.length = NUM_DOCUMENT
-        moved = _moved(policy, joint, bounds)
+        moved = _moved(decoder, policy, joint, bounds)
         joint.length = NUM_DOCUMENT + lens[place]
         plan = moved.kernel_plan()
         assert plan is not None
@@ -235,6 +257,13 @@ def test_branches_read_and_say_what_each_does_alone(decoder: Decoder) -> None:
     _compare_branches(decoder, POLICIES, NUM_STEPS)
 
 
+@pytest.mark.usefixtures("by_twins")
+@torch.inference_mode()
+def test_some_choose_anew_only_now_and_then(decoder: Decoder) -> None:
+    policies = [Butler(30, window_size=3, reselect=4, neighbours=n) for n in (0, 1)]
+    _compare_branches(decoder, (Quest(budget=24, window_size=5), *policies, Dense()), NUM_STEPS)
+
+
 @torch.inference_mode()
 def test_branches_do_so_with_the_kernels(decoder: Decoder) -> None:
     _compare_branches(decoder, POLICIES[:4], 2)
@@ -258,9 +287,9 @@ class _NoValues(TorchDispatchMode):
 @pytest.mark.usefixtures("by_twins")
 @torch.inference_mode()
 def test_listings_wait_for_nothing_and_stay_where_they_are(decoder: Decoder) -> None:
-    step = _compare_branches(decoder, POLICIES[:2], 1)
-    assert len(step._listings) == 2
-    q = step.buffers.query.q.unflatten(0, (2, -1))
+    step = _compare_branches(decoder, (*POLICIES[:2], POLICIES[-2]), 1)
+    assert len(step._listings) == 3
+    q = step.buffers.query.q.unflatten(0, (3, -1))
     for listing in step._listings:
         places = [tensor.data_ptr() for tensor in listing.state]
         with _NoValues():
@@ -363,6 +392,7 @@ def _conversation(decoder: Decoder, policy: Policy, step: Callable[..., Tensor])
         H2O(budget=20, window_size=5),
         H2O(budget=170, window_size=5),
         H2O(budget=1000, window_size=5),
+        Butler(budget=24, window_size=5, neighbours=1),
     ),
     ids=str,
 )

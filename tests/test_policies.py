@@ -34,6 +34,11 @@ def decoder(device: str, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     return Decoder.load(tiny.convert(folder, root / "models"), device, "float32")
 
 
+@pytest.fixture(autouse=True)
+def untrained(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.use_untrained_predictor(decoder.config, monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def ids(decoder: Decoder) -> Tensor:
     generator = torch.Generator().manual_seed(1)

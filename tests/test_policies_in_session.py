@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny
 from last_event import last_event
 
 from longread.config import POLICY_NAMES, Settings
@@ -13,9 +14,15 @@ from longread.events import Answer
 from longread.policies import POLICIES
 from longread.reread import DocumentRereader
 from longread.session import Session
+from longread.weights import load_config
 
 CONSTITUTION = Path(__file__).parent.parent / "sample_docs/us_constitution.txt"
 QUESTIONS = ("Who makes laws?", "How long is a term?", "Who may vote?")
+
+
+@pytest.fixture(autouse=True)
+def untrained(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.use_untrained_predictor(load_config(model_dir), monkeypatch)
 
 
 def _ask(session: Session, question: str) -> Answer:

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from longread.events import Event
-from longread.weights import prepare
+from longread.policies.predictor import Predictor, Shape
+from longread.weights import ModelConfig, prepare
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -78,3 +80,24 @@ def convert(folder: Path, models_dir: Path) -> Path:
         pass
 
     return prepare(str(folder), models_dir, ignore, ignore)
+
+
+def predictor(config: ModelConfig) -> Predictor:
+    """One that was not trained."""
+    shape = Shape(
+        config.num_hidden_layers,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.head_dim,
+    )
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        found = Predictor(shape, width=8).requires_grad_(False)
+        for producer in found.producers:
+            producer.outer.weight *= 30.0  # so that rows are told apart
+        return found
+
+
+def use_untrained_predictor(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policies find a predictor for this model in place of what the package has."""
+    monkeypatch.setattr("longread.policies.butler.load_for", lambda *_: predictor(config))

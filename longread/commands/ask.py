@@ -52,6 +52,8 @@ def ask(
     sink_size: options.SinkSize = None,
     window_size: options.WindowSize = None,
     reselect: options.Reselect = None,
+    butler: options.Butler = None,
+    neighbours: options.Neighbours = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = (  # what changes the cells beside what the command has for itself
     *("seed", "dtype", "context", "vote", "min_votes", "index", "index_dim"),
-    *("sink_size", "window_size", "reselect"),
+    *("sink_size", "window_size", "reselect", "butler", "neighbours"),
 )
 
 

@@ -87,6 +87,16 @@ Reselect = Annotated[
     str | None,
     typer.Option("--reselect", metavar="N", help="Choose rows anew every N answer tokens."),
 ]
+Butler = Annotated[
+    str | None,
+    typer.Option("--butler", metavar="FILE", help="With --policy butler: its trained predictor."),
+]
+Neighbours = Annotated[
+    str | None,
+    typer.Option(
+        "--neighbours", metavar="N", help="With --policy butler: rows read around each chosen one."
+    ),
+]
 MaxTokens = Annotated[
     str | None, typer.Option("--max-tokens", metavar="N", help="Longest answer, in tokens.")
 ]

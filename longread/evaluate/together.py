@@ -14,7 +14,7 @@ from torch import Tensor
 
 from longread.cache import KVCache
 from longread.model import Decoder
-from longread.policies import KernelPlan, Policy, Quest, Rereader, TokenSelect, Turn
+from longread.policies import Butler, KernelPlan, Policy, Quest, Rereader, TokenSelect, Turn
 from longread.policies.kept import rows_read
 from longread.step_buffers import share_rows
 
@@ -31,6 +31,7 @@ class Together(Policy):
     def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
         indexes: dict[tuple[str, int], TokenSelect] = {}
         bounds: dict[int, Quest] = {}
+        keys: dict[str, Butler] = {}
         self._borrowers.clear()
         for policy in self.policies:
             if isinstance(policy, TokenSelect):
@@ -42,6 +43,11 @@ class Together(Policy):
             elif isinstance(policy, Quest):
                 if (other := bounds.setdefault(policy.block_len, policy)) is not policy:
                     policy.borrow_bounds(other)
+                    self._borrowers.append(policy)
+                    continue
+            elif isinstance(policy, Butler) and policy.budget is not None:
+                if (first := keys.setdefault(policy.butler, policy)) is not policy:
+                    policy.borrow_keys(first)
                     self._borrowers.append(policy)
                     continue
             policy.prepare(cache, rereader)
@@ -142,7 +148,8 @@ def _groups(
         if plan is not None:
             policies[place].kernel_turn()  # before it a policy has no cache of its own
             read = policies[place].read_from(cache)
-            key: object = _kind(plan, cache) if plan.index is not None else together
+            chooses = plan.index is not None or plan.reselect > 1
+            key: object = _kind(plan, cache) if chooses else together
             key = key if read is cache else id(read)
             _, places, group = groups.setdefault(key, (read, [], []))
             places.append(place)

@@ -40,7 +40,8 @@ _PARSERS: dict[str, Parser] = {
     "index": values.choice(INDEX_NAMES),
     "vote": values.choice(VOTE_NAMES),
     "pooling": values.choice(POOLINGS),
-    **dict.fromkeys(("index_dim", "sink_size", "window_size"), values.integer(0)),
+    "butler": str,
+    **dict.fromkeys(("index_dim", "sink_size", "window_size", "neighbours"), values.integer(0)),
     **dict.fromkeys(("echo_share", "induction_share"), values.real(0.0, 1.0)),
     "beta": values.real(1.0, 1e6),  # below 1 the last layer would have the most
     "value_ratio": values.real(0.0, 1e6, above_low=True),

@@ -6,6 +6,7 @@ import dataclasses
 
 from longread.config import Settings, parse_budget
 from longread.policies.base import KernelPlan, Policy, Rereader, StandIn, Turn
+from longread.policies.butler import Butler
 from longread.policies.dense import Dense
 from longread.policies.h2o import H2O
 from longread.policies.pyramidkv import PyramidKV
@@ -20,6 +21,7 @@ POLICIES: dict[str, type[Policy]] = {
     "dense": Dense,
     "tokenselect": TokenSelect,
     "streaming": Streaming,
+    "butler": Butler,
     "quest": Quest,
     "snapkv": SnapKV,
     "pyramidkv": PyramidKV,
@@ -30,6 +32,7 @@ POLICIES: dict[str, type[Policy]] = {
 
 __all__ = [
     "POLICIES",
+    "Butler",
     "Dense",
     "H2O",
     "KernelPlan",

@@ -35,7 +35,11 @@ class Turn:
 class Listing(Protocol):
     """Lists the rows of some branches of a step at every token, in a captured step: it waits for
     nothing, and what it writes to stays where it is.
+
+    reselect: it is asked every so many steps, and in dense ones; the lists stay in between.
     """
+
+    reselect: int
 
     @property
     def state(self) -> Sequence[Tensor]:
@@ -51,7 +55,7 @@ class Listing(Protocol):
         """Called before the first layer."""
 
     def list_rows(self, layer_idx: int, q: Tensor, chosen: Tensor) -> None:
-        """Called when the tokens' keys are in the cache, in dense steps too.
+        """Called when the tokens' keys are in the cache.
 
         q: [B, H_q, D] after RoPE and chosen: [B, H_kv, n] int32, -1 for empty, of all branches.
         """
@@ -125,6 +129,14 @@ class Rereader(Protocol):
     @property
     def window(self) -> int:
         """Tokens that the model can read."""
+
+    @property
+    def model(self) -> str:
+        """Its name."""
+
+    @property
+    def identity(self) -> str:
+        """Of its weights."""
 
     def documents(self, cache: KVCache, observer: Policy) -> None:
         """Call observer.observe with the documents' queries; the cache stays as it is."""

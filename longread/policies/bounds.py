@@ -128,6 +128,7 @@ class _Listing:
     the first one in place and those of the others behind all of these.
     """
 
+    reselect = 1
     state: Sequence[Tensor] = ()  # a step's bounds are made anew from the keys
 
     def __init__(self, bounds: BlockBounds, branches: Mapping[int, KernelPlan], kept: Kept) -> None:

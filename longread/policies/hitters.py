@@ -42,6 +42,8 @@ class _Listing:
     recent ones and its own, which takes the place of the lightest that may go.
     """
 
+    reselect = 1
+
     def __init__(self, branches: Mapping[int, KernelPlan], kept: Kept) -> None:
         self._hitters = []
         for plan in branches.values():
