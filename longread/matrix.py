@@ -20,7 +20,7 @@ class Matrix(Protocol):
         """Up to so many tokens it is faster than bf16."""
 
     def apply(self, x: Tensor) -> Tensor:
-        """x: [T, K]; returns [T, N] in x's dtype."""
+        """x: [T, K]; returns [T, N] in x's dtype, or fp32 where that is more exact."""
 
 
 @dataclass(frozen=True)
@@ -48,5 +48,5 @@ class Int8Matrix:
     most_rows: int = 4  # measured: docs/performance.md
 
     def apply(self, x: Tensor) -> Tensor:
-        """x: [T, K] bf16; returns [T, N]."""
-        return self.high.apply(x) + self.low.apply(x)
+        """x: [T, K] bf16; returns [T, N] fp32: a sum in bf16 would be rounded twice."""
+        return self.high.apply(x).float().add_(self.low.apply(x))

@@ -98,6 +98,11 @@ class Decoder:
         return self._attention
 
     @property
+    def most_of_share(self) -> int | None:
+        """Rows that a budget given as a share is at most; None where there is no such limit."""
+        return self._attention.most_of_share
+
+    @property
     def chunk_tokens(self) -> int | None:
         """Tokens that are read as one where rows depend on it: a reading begins at a multiple."""
         return self._attention.chunk_tokens
@@ -274,7 +279,7 @@ class Decoder:
         return normed
 
     def _logits(self, normed: Tensor, most_packed: int | None = None) -> Tensor:
-        return self.network.logits(normed, most_packed).float()
+        return self.network.logits(normed, most_packed)
 
     def _second_moment(self, q: Tensor) -> Tensor:
         """Sum of q q^T for each KV head. q: [T, H_q, D]; returns [H_kv, D, D] fp32."""

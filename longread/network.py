@@ -37,7 +37,8 @@ class Layer:
         The packed matrix is taken for up to `most_rows` tokens, or as many as it is faster for.
         """
         bias = getattr(self, f"{name}_bias", None)
-        return _product(x, getattr(self, name), bias, self.packed.get(name), most_rows)
+        product = _product(x, getattr(self, name), bias, self.packed.get(name), most_rows)
+        return product.to(x.dtype)
 
     @property
     def head_norms(self) -> tuple[Tensor, Tensor] | None:
@@ -110,8 +111,8 @@ class Network:
         return ops.add_rms_norm(hidden, projected, next_norm, eps)
 
     def logits(self, normed: Tensor, most_rows: int | None = None) -> Tensor:
-        """normed [T, C] by the head: [T, V]; most_rows as in Layer.times."""
-        return _product(normed, self.lm_head, None, self.packed_head, most_rows)
+        """normed [T, C] by the head: [T, V] fp32; most_rows as in Layer.times."""
+        return _product(normed, self.lm_head, None, self.packed_head, most_rows).float()
 
     def rope_rows(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         """cos and sin of positions [start, end), [T, D/2] fp32 each."""
@@ -137,4 +138,4 @@ def _product(
     if packed is None or x.shape[0] > (packed.most_rows if most_rows is None else most_rows):
         return F.linear(x, matrix, bias)
     product = packed.apply(x)
-    return product if bias is None else product + bias
+    return product if bias is None else product.float() + bias
