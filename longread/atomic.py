@@ -20,7 +20,7 @@ from longread.disk import disk_errors_with
 from longread.events import Notice
 
 TEMP_PREFIX = ".tmp-"
-_CHUNK_BYTES = 1 << 20  # small enough to be hashed while it is still in the CPU's cache
+_CHUNK_BYTES = 8 << 20  # of a read: many threads that take turns for the interpreter want few
 
 
 class Damaged(Exception):

@@ -21,6 +21,7 @@ class Attention(Protocol):
 
     kv_layout: str  # what the cache holds, as a store entry's key names it
     captured: bool  # whether a step may become a CUDA graph
+    most_of_share: int | None  # rows that a budget given as a share is at most
     chunk_tokens: int | None  # of a prefill at a time, where the result depends on it
 
     def rope(self, start: int, end: int) -> tuple[Tensor, Tensor]:
@@ -60,6 +61,7 @@ class FullAttention:
 
     kv_layout = "k,v [L, H_kv, n, D] after RoPE"
     captured = True
+    most_of_share: int | None = None
     chunk_tokens: int | None = None
 
     def __init__(self, network: Network) -> None:

@@ -52,15 +52,19 @@ class Budget:
     tokens: int | None = None
     fraction: float | None = None
 
-    def resolve(self, num_rows: int) -> int | None:
-        """Return the count for documents of `num_rows` rows, at least 1; None for all rows."""
+    def resolve(self, num_rows: int, most: int | None = None) -> int | None:
+        """Return the count for documents of `num_rows` rows, at least 1; None for all rows.
+
+        most: rows that a share is at most, but for a share of 100%.
+        """
         if self.tokens is not None:
             return self.tokens
         if self.fraction == 1.0:
             return None
         assert self.fraction is not None, "a budget is tokens or a fraction"
         # The subtraction keeps binary fractions from asking for a row more than the decimal says.
-        return min(num_rows, max(1, math.ceil(self.fraction * num_rows - 1e-6)))
+        count = max(1, math.ceil(self.fraction * num_rows - 1e-6))
+        return min(num_rows, count) if most is None else min(num_rows, count, most)
 
 
 def parse_budget(text: str) -> Budget:

@@ -98,7 +98,8 @@ def answering_policy(settings: Settings, decoder: Decoder, num_rows: int) -> Pol
     """The policy of the settings for documents of `num_rows` rows, as the decoder has read them.
 
     What it reads past the window must fit into the window: a budget that is a share counts from no
-    more rows than that. Raises UsageError for what cannot answer so.
+    more rows than that, and is at most what reading chose (with more, answers were worse:
+    docs/quality.md). Raises UsageError for what cannot answer so.
     """
     if not decoder.is_past_window:
         policy = make_policy(settings, num_rows)
@@ -106,7 +107,7 @@ def answering_policy(settings: Settings, decoder: Decoder, num_rows: int) -> Pol
             policy.load(decoder.config.name, decoder.config.identity)
         return policy
     window = decoder.trained_window
-    policy = make_policy(settings, min(num_rows, window))
+    policy = make_policy(settings, min(num_rows, window), decoder.most_of_share)
     if not isinstance(policy, TokenSelect):
         raise UsageError(f"--policy {settings.policy} cannot answer past the model's window")
     room = window - QUESTION_RESERVE - settings.max_tokens

@@ -47,7 +47,7 @@ class Reading:
     budget: int = 2048
     chunk_tokens: int = 512
     vote: str = "all"
-    num_voters: int = 8
+    num_voters: int = 32
     question_voters: int = 64
     passage_len: int = 9
     outer_norm: bool = False
@@ -89,6 +89,7 @@ class SelectedAttention:
         self._reading = reading
         self._head_dim = network.config.head_dim
         self.chunk_tokens: int | None = reading.chunk_tokens
+        self.most_of_share: int | None = reading.budget
         # How questions are read is no part of it.
         kept = dataclasses.replace(reading, question_voters=0)
         self.kv_layout = f"k,v [L, H_kv, n, D], k before RoPE, read by selection: {kept}"

@@ -95,25 +95,30 @@ def test_answers_past_the_window_are_those_of_a_session(
     settings: Settings, tmp_path: Path, narrow: None, policy: str, in_conversation: bool
 ) -> None:
     sample = _sample(in_conversation=in_conversation)
-    (variant,) = parse_variants(policy, "10%", settings)
-    (said,) = _model(settings, NARROW).answers(sample, policy, "10%").values()
+    (variant,) = parse_variants(policy, "5%", settings)
+    (said,) = _model(settings, NARROW).answers(sample, policy, "5%").values()
     selecting = replace(settings, context="select")
     expected = _of_a_session(selecting, sample, tmp_path, variant)
     assert [answer.text for answer in said] == [text for text, _ in expected]
     for answer, (_, fraction_kept) in zip(said, expected, strict=True):
         if answer.rows_cached:
             assert answer.rows_read / answer.rows_cached == pytest.approx(fraction_kept, abs=1e-4)
-    (near,) = _model(settings).answers(sample, policy, "10%").values()
+    (near,) = _model(settings).answers(sample, policy, "5%").values()
     assert [answer.text for answer in near] != [answer.text for answer in said]
 
 
 def test_a_share_counts_from_no_more_rows_than_the_window(
     settings: Settings, small_dir: Path
 ) -> None:
-    model = _model(replace(settings, model=str(small_dir)), Reading())
-    said = model.answers(_sample(), "tokenselect", "5%")
-    same = model.answers(_sample(), "tokenselect", str(-(-WINDOW // 20)))
-    assert list(said.values()) == list(same.values())
+    """And is no more than what reading chose; a number of rows is taken as it is."""
+    model = _model(replace(settings, model=str(small_dir)), NARROW)
+    for share, rows in (("5%", -(-WINDOW // 20)), ("30%", NARROW.budget)):
+        said = model.answers(_sample(), "tokenselect", share)
+        same = model.answers(_sample(), "tokenselect", str(rows))
+        assert list(said.values()) == list(same.values())
+    (more,) = model.answers(_sample(), "tokenselect", str(2 * NARROW.budget)).values()
+    (few,) = said.values()
+    assert more[0].rows_read > few[0].rows_read > 0
 
 
 def test_lengths_are_read_as_they_must_be(

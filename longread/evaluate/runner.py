@@ -189,7 +189,7 @@ class Runner:
         """The variant's policy; a budget that is a share counts from the document's rows.
 
         Documents of about the length count as that long: steps are captured for each budget. Past
-        the window it counts from no more rows than that, as in a session.
+        the window it is limited as in a session.
         """
         num_rows = len(prompt.document)
         if num_rows >= _ABOUT * self._num_tokens:
@@ -198,7 +198,7 @@ class Runner:
         if (variant, num_rows) not in self._policies:
             for key in [key for key in self._policies if key[0] == variant]:
                 del self._policies[key]
-            self._policies[variant, num_rows] = variant.make(num_rows)
+            self._policies[variant, num_rows] = variant.make(num_rows, self._decoder.most_of_share)
         return self._policies[variant, num_rows]
 
     def _read(self, prompt: Prompt, num_variants: int) -> None:

@@ -87,11 +87,11 @@ class Variant:
         """Label and budget."""
         return f"{self.label} {self.budget}".rstrip()
 
-    def make(self, num_rows: int) -> Policy:
-        """The policy; a budget that is a share counts from `num_rows`."""
+    def make(self, num_rows: int, most: int | None = None) -> Policy:
+        """The policy; a budget that is a share counts from `num_rows`, and is `most` at most."""
         fields = dict(self.fields)
         if self.budget:
-            fields["budget"] = parse_budget(self.budget).resolve(num_rows)
+            fields["budget"] = parse_budget(self.budget).resolve(num_rows, most)
         return POLICIES[self.policy](**fields)
 
 

@@ -51,14 +51,14 @@ __all__ = [
 ]
 
 
-def make_policy(settings: Settings, num_rows: int) -> Policy:
+def make_policy(settings: Settings, num_rows: int, most: int | None = None) -> Policy:
     """The policy of `settings`: a field takes the setting of its name, others what the paper has.
 
-    num_rows: rows of the documents, of which a budget given as a fraction is one.
+    num_rows: rows of the documents, of which a budget given as a fraction is one, of `most` rows.
     """
     policy_type = POLICIES[settings.policy]
     names = {field.name for field in dataclasses.fields(policy_type) if field.init}
     values = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
     if "budget" in values:
-        values["budget"] = parse_budget(settings.budget).resolve(num_rows)
+        values["budget"] = parse_budget(settings.budget).resolve(num_rows, most)
     return policy_type(**values)
