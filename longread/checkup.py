@@ -43,6 +43,7 @@ def checkup(settings: Settings) -> list[Check]:
     checks: list[Callable[[Settings], list[Check]]] = [
         _python,
         _torch,
+        _weights,
         _memory,
         _directories,
         _disk,
@@ -117,6 +118,14 @@ def _cpu_flags() -> set[str]:
         if name.strip().lower() in ("flags", "features"):
             return set(value.split())
     return set()
+
+
+def _weights(settings: Settings) -> list[Check]:
+    from longread_kernels.packed import kernels_missing
+
+    reason = kernels_missing()
+    found = f"bf16 alone on the CPU: {reason}" if reason else "bf16, int8 and int4 on the CPU"
+    return [Check("weights", OK, found)]
 
 
 def _memory(settings: Settings) -> list[Check]:

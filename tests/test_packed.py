@@ -15,6 +15,7 @@ from longread_kernels import packed as ops
 from tiny_gguf import write_gguf
 
 from longread import packed
+from longread.checkup import Check, checkup
 from longread.config import Settings
 from longread.errors import ModelError, StoreError
 from longread.events import Answer, Opened
@@ -208,6 +209,14 @@ def test_a_machine_without_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         choose_weights(settings, model_dir, ignore, ignore)
     auto = replace(settings, weights="auto")
     assert choose_weights(auto, model_dir, ignore, ignore) == "bf16"
+
+
+def test_doctor_names_the_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_for(tmp_path, tmp_path, "auto")
+    assert Check("weights", "ok", "bf16, int8 and int4 on the CPU") in checkup(settings)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    found = {check.name: check.found for check in checkup(settings)}
+    assert found["weights"].startswith("bf16 alone on the CPU: torch has fast kernels")
 
 
 def test_a_gpu_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
