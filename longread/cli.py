@@ -18,6 +18,7 @@ import typer
 
 from longread import __version__
 from longread.commands import (
+    butler,
     cache,
     config,
     evaluate,
@@ -50,6 +51,7 @@ for command in (ask, chat, ingest, inspect):
     app.command()(command)
 for group, name in ((cache.app, "cache"), (models.app, "models"), (sessions.app, "sessions")):
     app.add_typer(group, name=name)
+app.add_typer(butler.app, name="butler")
 app.add_typer(config.app, name="config")
 app.command()(doctor)
 app.command("eval")(evaluate.evaluate)

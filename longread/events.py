@@ -10,10 +10,10 @@ from dataclasses import dataclass
 class Progress:
     """`done` of `total` `unit`s of one stage; stages come in the order the work is done."""
 
-    stage: str  # download, convert, pack, load, read, tokenize, restore, prefill, save
+    stage: str  # download, convert, pack, load, read, tokenize, restore, prefill, save, train
     done: int
     total: int
-    unit: str  # bytes, tensors, pages, tokens
+    unit: str  # bytes, tensors, pages, tokens, steps, seconds
 
 
 @dataclass(frozen=True)

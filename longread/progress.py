@@ -23,6 +23,7 @@ STAGE_NAMES = {
     "restore": "restoring the cache",
     "prefill": "reading the document",
     "save": "saving the cache",
+    "train": "training the predictor",
 }
 PLAIN_INTERVAL_S = 10.0
 

@@ -57,9 +57,9 @@ class _Watcher(Policy):
     q: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def observe(self, layer_idx: int, q: Tensor, start: int) -> None:
-        mine = self.rows[(self.rows >= start) & (self.rows < start + q.shape[0])] - start
         with torch.inference_mode(False):  # gradients go through what is made of them
-            self.q.setdefault(layer_idx, []).append(q.clone()[mine.clone()])
+            mine = self.rows[(self.rows >= start) & (self.rows < start + q.shape[0])]
+            self.q.setdefault(layer_idx, []).append(q[mine - start])
 
 
 def read_lesson(decoder: Decoder, token_ids: Tensor, num_queries: int, seed: int) -> Lesson:

@@ -21,6 +21,7 @@ from longread import textfile
 from longread.atomic import write_atomic
 from longread.butler.lessons import Kept, Lesson, losses, read_lesson, recall
 from longread.errors import DocumentError, UsageError
+from longread.events import Progress, ProgressFn
 from longread.model import Decoder
 from longread.policies.predictor import Origin, Predictor, Shape, fitting_width
 from longread.tokenizer import Tokenizer
@@ -112,6 +113,7 @@ class Trainer:
         self.predictor = predictor.to(decoder.device)
         self.optimizer = torch.optim.AdamW(self.predictor.parameters(), lr=recipe.learning_rate)
         self.losses: list[float] = []
+        self._is_whole = True  # but while an update is made
 
     @property
     def share_done(self) -> float:
@@ -133,21 +135,43 @@ class Trainer:
         if self.step == 0:
             for producer, layers in enumerate(self.predictor.shape.groups):
                 self.predictor.scale_inputs(producer, lesson.plain_queries(layers.start))
-        num_layers, total = self.predictor.shape.num_layers, 0.0
-        for producer in range(len(self.predictor.shape.groups)):
+        shape, found = self.predictor.shape, []
+        for producer in range(len(shape.groups)):  # memory for one at a time
             loss = torch.stack(losses(self.predictor, lesson, self.recipe.kept, producer)).sum()
-            (loss / num_layers).backward()
-            total += loss.item() / num_layers
+            (loss / shape.num_layers).backward()
+            found.append(loss.detach())
         done = self.share_done
         rate = done / _WARM_UP if done < _WARM_UP else _cosine((done - _WARM_UP) / (1 - _WARM_UP))
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.learning_rate * max(rate, 1e-3)
+        self.losses.append(float(torch.stack(found).sum()) / shape.num_layers)
+        self._is_whole = False
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step += 1
         self.seconds += time.perf_counter() - started
-        self.losses.append(total)
-        return total
+        self._is_whole = True
+        return self.losses[-1]
+
+    def run(self, checkpoint: Path, progress: ProgressFn) -> None:
+        """Train to the end, from the checkpoint on where there is one; it stays."""
+        if checkpoint.exists():
+            self.load_checkpoint(checkpoint)
+        saved_s = self.seconds
+        try:
+            while self.share_done < 1:
+                self.train_step()
+                if self.recipe.limit_s:
+                    done, total = min(self.seconds, self.recipe.limit_s), self.recipe.limit_s
+                    progress(Progress("train", int(done), int(total), "seconds"))
+                else:
+                    progress(Progress("train", self.step, self.recipe.steps, "steps"))
+                if self.seconds - saved_s > _SAVE_EVERY_S:
+                    self.save_checkpoint(checkpoint)
+                    saved_s = self.seconds
+        finally:
+            if self._is_whole and self.step:
+                self.save_checkpoint(checkpoint)
 
     def recall(self) -> list[tuple[float, float]]:
         """As lessons.recall, the mean over texts that are not trained on."""
@@ -193,7 +217,8 @@ class Trainer:
         self.optimizer.load_state_dict({"state": states, "param_groups": groups})
         self.step, self.seconds = int(about["step"]), float(about["seconds"])
 
-    def origin(self, texts: str, untrained: Sequence[float]) -> Origin:
+    def origin(self, texts: str) -> Origin:
+        """texts: what they are called. Measures recall."""
         config, shares = self._decoder.config, self.recall()
         return Origin(
             config.name,

@@ -51,9 +51,9 @@ class Shape:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a predictor was made for and from; `recall` and `untrained` are shares of 1, of each
-    layer the attention to rows that are not always kept which the chosen tenth of them holds, and
-    `best` what a tenth can hold.
+    """What a predictor was made for and from. recall: of each layer, the share of the attention to
+    rows that are not kept anyway which the tenth of them holds that is chosen; best: that a tenth
+    can hold.
     """
 
     model: str
@@ -64,7 +64,6 @@ class Origin:
     tokens: int = 0
     seconds: float = 0.0
     recall: tuple[float, ...] = ()
-    untrained: tuple[float, ...] = ()
     best: tuple[float, ...] = ()
 
 
@@ -141,7 +140,7 @@ def fitting_width(shape: Shape, num_parameters: int) -> int:
     return max(_WIDTH_STEP, min(_MOST_WIDTH, fitting // _WIDTH_STEP * _WIDTH_STEP))
 
 
-def file_bytes(predictor: Predictor, origin: Origin) -> bytes:
+def to_bytes(predictor: Predictor, origin: Origin) -> bytes:
     """One safetensors file, the numbers in half precision."""
     from safetensors.torch import save
 
