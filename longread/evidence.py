@@ -22,7 +22,8 @@ from longread.policies import Policy
 from longread.prompt import DocumentPrompt
 from longread.trace import Trace
 
-MIN_SUPPORT = 0.04  # tells 3 of 4 questions that a text does not answer; see docs/quality.md
+_MIN_SUPPORT = 0.04  # up to so many rows; both were measured: docs/quality.md
+_MIN_SUPPORT_ROWS = 4096
 _WORD = re.compile(r"\S+")
 _SENTENCE_END = re.compile(r"[.!?;:][\"'”’)\]]*\s+|\n\s*\n")
 _MIN_PASSAGE_CHARS = 40
@@ -41,6 +42,14 @@ class Span:
     char_end: int
     token_start: int  # rows of the cache
     token_end: int
+
+
+def least_support(num_rows: int) -> float:
+    """What the best passage of a prompt of `num_rows` rows adds where the text answers.
+
+    The longer the text the less: about as the root of its length.
+    """
+    return _MIN_SUPPORT * min(1.0, (_MIN_SUPPORT_ROWS / max(num_rows, 1)) ** 0.5)
 
 
 class Evidence:
@@ -73,7 +82,7 @@ class Evidence:
     @property
     def supported(self) -> bool:
         """Whether some passage stands out."""
-        return self.support >= MIN_SUPPORT
+        return self.support >= least_support(len(self._prompt.token_ids))
 
     def sources(self, limit: int = 3) -> list[Span]:
         """The passages that citations name, best first."""

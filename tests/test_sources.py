@@ -36,7 +36,7 @@ from longread.evaluate.sources import (
 )
 from longread.evaluate.task import Materials
 from longread.evaluate.variants import parse_variants
-from longread.evidence import MIN_SUPPORT
+from longread.evidence import least_support
 from longread.model import Decoder
 from longread.prompt import ChatFormat
 from longread.tokenizer import Tokenizer
@@ -247,12 +247,14 @@ def _sourced(kind: str, right: float, support: float, places: tuple[int, int] = 
     return Sourced("Q?", kind, "A", right, found, {SUPPORT: support, "other": support + 1})
 
 
+LENGTH = 16_384
+LEAST = least_support(LENGTH)
 RESULTS = (
     _sourced("answerable", 1.0, 0.5, (1, 1)),
     _sourced("answerable", 1.0, 0.3, (3, 4)),
-    _sourced("answerable", 0.0, MIN_SUPPORT / 2, (0, 0)),
+    _sourced("answerable", 0.0, LEAST / 2, (0, 0)),
     _sourced("answerable", 0.0, 0.2, (5, 7)),
-    _sourced("unanswerable", 0.0, MIN_SUPPORT / 4),
+    _sourced("unanswerable", 0.0, LEAST / 4),
     _sourced("elsewhere", 0.0, 0.4),
 )
 
@@ -267,20 +269,20 @@ def test_figures_of_places() -> None:
 
 
 def test_figures_of_support() -> None:
-    figures = support_figures(RESULTS, SUPPORT)
+    figures = support_figures(RESULTS, SUPPORT, LENGTH)
     assert figures == {
         "AUC": pytest.approx(5 / 8),
-        "below": MIN_SUPPORT,
+        "below": LEAST,
         "told": 0.5,
         "precision": 0.5,
         "marked of right": 0.0,
     }
-    other = support_figures(RESULTS, "other")
+    other = support_figures(RESULTS, "other", LENGTH)
     assert other["AUC"] == figures["AUC"]
     assert other["told"] is not None and other["told"] >= 0.5
-    table = support_table("here", RESULTS)
-    assert table.rows[0] == (SUPPORT, "0.62", f"{MIN_SUPPORT:.3g}", "50", "50", "0")
-    assert support_figures((), SUPPORT)["AUC"] is None
+    table = support_table("here", RESULTS, LENGTH)
+    assert table.rows[0] == (SUPPORT, "0.62", f"{LEAST:.3g}", "50", "50", "0")
+    assert support_figures((), SUPPORT, LENGTH)["AUC"] is None
 
 
 def test_results_are_kept_and_those_of_others_left_alone(tmp_path: Path) -> None:

@@ -88,14 +88,14 @@ def measure(
         title = f"{config.name} at {length:,} tokens, {variant.name}, seed {settings.seed}"
         tables = (
             source_results.place_table(title, found),
-            source_results.support_table(title, found),
+            source_results.support_table(title, found, length),
         )
         for table in tables:
             screen.print(table.title)
             for line in table_lines(table.head, table.rows, " ".join(table.head[1:])):
                 screen.print(line)
             screen.print()
-        record[length] = source_results.summary(found)
+        record[length] = source_results.summary(found, length)
     screen.print(
         json.dumps(
             {

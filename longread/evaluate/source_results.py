@@ -19,7 +19,7 @@ from longread.disk import disk_errors_with
 from longread.errors import StoreError
 from longread.evaluate.sources import METHOD_NAMES, SUPPORT, Sourced
 from longread.evaluate.tables import Table
-from longread.evidence import MIN_SUPPORT
+from longread.evidence import least_support
 
 RESULTS_VERSION = 1  # to be raised whenever the same key gives other results
 _SUFFIX = ".sources"
@@ -97,20 +97,20 @@ def place_figures(results: Sequence[Sourced], method: str) -> tuple[float | None
     return (*pages, sum(quote == 1 for _, quote in places) / len(places))
 
 
-def support_table(title: str, results: Sequence[Sourced]) -> Table:
-    """How well each sign tells answers to what the text does not answer, in percent."""
+def support_table(title: str, results: Sequence[Sourced], length: int) -> Table:
+    """How well each sign tells, in percent, what texts of `length` tokens do not answer."""
     rows = []
     for name in results[0].signs if results else ():
-        figures = support_figures(results, name)
+        figures = support_figures(results, name, length)
         rows.append((name, *(_shown(key, value) for key, value in figures.items())))
     num = sum(one.kind != "answerable" for one in results)
-    head = ("an answer is marked by", *(support_figures((), "").keys()))
+    head = ("an answer is marked by", *(support_figures((), "", length).keys()))
     title = f"{title}: {num} answers to what the text does not answer, told by a low sign, %"
     return Table(title, head, tuple(rows))
 
 
-def support_figures(results: Sequence[Sourced], sign: str) -> dict[str, float | None]:
-    """Area under the curve, then shares at a threshold: MIN_SUPPORT, or for other signs the best.
+def support_figures(results: Sequence[Sourced], sign: str, length: int) -> dict[str, float | None]:
+    """Area under the curve, then shares at a threshold: `least_support`, or for others the best.
 
     Told: of questions that the text does not answer (recall). Precision: of all that are marked,
     wrong answers to the others counting as marked in vain. The best is that of the greatest F1 on
@@ -126,7 +126,7 @@ def support_figures(results: Sequence[Sourced], sign: str) -> dict[str, float | 
         if one.right >= 1.0:
             groups["right"].append(value)
     answerable, right, without = groups.values()
-    least = MIN_SUPPORT if sign == SUPPORT else _best_threshold(answerable, without)
+    least = least_support(length) if sign == SUPPORT else _best_threshold(answerable, without)
     told, in_vain = (sum(v < least for v in found) for found in (without, answerable))
     return {
         "AUC": _area(answerable, without),
@@ -170,7 +170,7 @@ def _places(record: dict[str, list[int]]) -> dict[str, tuple[int, int]]:
     return {name: (page, quote) for name, (page, quote) in record.items()}
 
 
-def summary(results: Sequence[Sourced]) -> dict[str, Any]:
+def summary(results: Sequence[Sourced], length: int) -> dict[str, Any]:
     """All figures, for the last line in JSON."""
     answered = [one for one in results if one.kind == "answerable"]
     right = [one for one in answered if one.right >= 1.0]
@@ -190,7 +190,7 @@ def summary(results: Sequence[Sourced]) -> dict[str, Any]:
             }
             for name in METHOD_NAMES
         },
-        "support": {sign: support_figures(results, sign) for sign in signs},
+        "support": {sign: support_figures(results, sign, length) for sign in signs},
     }
 
 
