@@ -23,15 +23,19 @@ def train_predictor(
         list[Path], typer.Argument(metavar="TEXTS...", help="Text files, or folders of them.")
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the predictor goes.")],
-    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1)] = 2000,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", min=1, help="Texts, as many as it learns from.")
+    ] = 2000,
     length: Annotated[
-        int, typer.Option("--length", metavar="N", min=1, help="Tokens of a text, one a step.")
+        int, typer.Option("--length", metavar="N", min=1, help="Tokens of each text.")
     ] = 8192,
     limit_seconds: Annotated[
         float,
         typer.Option("--limit-seconds", metavar="S", min=0.0, help="End by then; 0: no limit."),
     ] = 0.0,
-    seed: options.Seed = None,
+    seed: Annotated[
+        str | None, typer.Option("--seed", metavar="N", help="Of the texts and the first weights.")
+    ] = None,
     model: options.Model = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -70,10 +74,10 @@ def train_predictor(
 @app.command("info")
 def show_predictor(
     ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A predictor.")],
     as_json: options.Json = False,
 ) -> None:
-    """Print which model a predictor is for, how it was trained, and how well it recalls."""
+    """Show a predictor's model, training and recall."""
     from dataclasses import asdict
 
     from longread.commands.run import Run
