@@ -261,12 +261,13 @@ def test_branches_read_and_say_what_each_does_alone(decoder: Decoder) -> None:
 @torch.inference_mode()
 def test_some_choose_anew_only_now_and_then(decoder: Decoder) -> None:
     policies = [Butler(30, window_size=3, reselect=4, neighbours=n) for n in (0, 1)]
-    _compare_branches(decoder, (Quest(budget=24, window_size=5), *policies, Dense()), NUM_STEPS)
+    others = Quest(budget=24, window_size=5), Dense(), Dense()
+    _compare_branches(decoder, (*policies, *others), NUM_STEPS)
 
 
 @torch.inference_mode()
 def test_branches_do_so_with_the_kernels(decoder: Decoder) -> None:
-    _compare_branches(decoder, POLICIES[:4], 2)
+    _compare_branches(decoder, (*POLICIES[:4], POLICIES[-2]), 2)
 
 
 @pytest.mark.gpu

@@ -133,8 +133,7 @@ class Trainer:
         started = time.perf_counter()
         lesson = self.lesson(self.step)
         if self.step == 0:
-            for producer, layers in enumerate(self.predictor.shape.groups):
-                self.predictor.scale_inputs(producer, lesson.plain_queries(layers.start))
+            self._learn_spread(lesson)
         shape, found = self.predictor.shape, []
         for producer in range(len(shape.groups)):  # memory for one at a time
             loss = torch.stack(losses(self.predictor, lesson, self.recipe.kept, producer)).sum()
@@ -230,6 +229,12 @@ class Trainer:
             round(self.seconds, 1),
             *(tuple(round(value, 4) for value in row) for row in zip(*shares, strict=True)),
         )
+
+    def _learn_spread(self, lesson: Lesson) -> None:
+        for producer, layers in enumerate(self.predictor.shape.groups):
+            self.predictor.scale_queries(producer, lesson.plain_queries(layers.start))
+            for layer_idx in layers:
+                self.predictor.scale_keys(layer_idx, lesson.plain_keys(layer_idx))
 
     def _recipe_text(self) -> str:
         return json.dumps(asdict(self.recipe) | {"identity": self._decoder.config.identity})

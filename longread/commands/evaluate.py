@@ -96,6 +96,8 @@ def evaluate(
     index_dim: options.IndexDim = None,
     sink_size: options.SinkSize = None,
     window_size: options.WindowSize = None,
+    butler: options.Butler = None,
+    neighbours: options.Neighbours = None,
     seed: options.Seed = None,
     device: options.Device = None,
     dtype: options.Dtype = None,

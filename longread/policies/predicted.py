@@ -31,7 +31,7 @@ class SmallKeys:
     def __init__(self, cache: KVCache, predictor: Predictor, rereader: Rereader) -> None:
         self.cache = cache
         self.values = cache.k.new_empty(0)
-        self._predictor = predictor.to(cache.k.device, cache.k.dtype)
+        self._predictor = predictor.used_on(cache.k.device, cache.k.dtype)
         self._rereader = rereader
         self._producers = {group.start: i for i, group in enumerate(predictor.shape.groups)}
         self._groups = predictor.shape.groups
@@ -61,7 +61,8 @@ class SmallKeys:
         cos, sin = self.turned_by(rows)
         k = self.cache.k[layer_idx][:, places].transpose(0, 1)
         plain = unturned(k, cos, sin).transpose(0, 1)
-        self.values[layer_idx][:, places] = self._predictor.small_keys(layer_idx, plain)
+        small = self._predictor.small_keys(layer_idx, plain)
+        self.values[layer_idx][:, places] = small.to(self.values.dtype)
 
     def queries(self, layer_idx: int, q: Tensor, rows: Tensor) -> dict[int, Tensor]:
         """Where the layer is a producer, the small queries [B, H_q, d'] of the layers it serves.

@@ -8,7 +8,8 @@ serves its own layer and the next three.
 Differences from the paper: what goes in are the layer's queries in place of its hidden state, of
 which they are a linear image with about as many numbers, and keys are projected from cached keys;
 so it is told all that it needs by what a policy sees, and a cache can be projected at any time.
-Both are taken as they were before RoPE. Inputs are scaled channel by channel first.
+Both are as they were before RoPE, and are first centred and scaled in fp32, queries by channel and
+keys by head: some models add numbers to both that are far larger than what varies.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ DIM = 16  # numbers of a small query or key
 _MOST_WIDTH = 512
 _WIDTH_STEP = 8
 _GROUP_LAYERS = 4
+_LEAST_SPREAD = 1e-3
 _FORMAT = "longread-butler 1"
 _TRAIN = "`longread butler train TEXTS --model NAME --out FILE` makes one"
 
@@ -77,8 +79,8 @@ class _Producer(nn.Module):
         self.outer = nn.Linear(width, num_outputs, bias=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        scaled = self.norm((inputs - self.mean) * self.scale)
-        return self.outer(F.silu(self.inner(scaled)))
+        scaled = self.norm((inputs.float() - self.mean) * self.scale)
+        return self.outer(F.silu(self.inner(scaled.to(self.inner.weight.dtype))))
 
 
 class Predictor(nn.Module):
@@ -93,6 +95,8 @@ class Predictor(nn.Module):
             for group in shape.groups
         )
         keys = torch.randn(shape.num_layers, shape.num_kv_heads, shape.head_dim, DIM)
+        self.key_mean: Tensor = nn.Buffer(torch.zeros(keys.shape[:3]))
+        self.key_scale: Tensor = nn.Buffer(torch.ones(keys.shape[:2]))
         self.keys = nn.Parameter(torch.linalg.qr(keys).Q)
 
     @property
@@ -108,17 +112,36 @@ class Predictor(nn.Module):
         shape = self.shape
         return found.view(q.shape[0], -1, shape.num_heads, DIM).transpose(0, 1)
 
+    def small_keys(self, layer_idx: int, k: Tensor) -> Tensor:
+        """[H_kv, S, d'] fp32. k: keys before RoPE, [H_kv, S, D]."""
+        centred = k.float() - self.key_mean[layer_idx][:, None]
+        return torch.matmul(
+            centred, self.key_scale[layer_idx][:, None, None] * self.keys[layer_idx]
+        )
+
     @torch.no_grad()
-    def scale_inputs(self, producer: int, q: Tensor) -> None:
-        """Bring channels to one spread about 0. q: examples before RoPE, [T, H_q, D]."""
+    def scale_queries(self, producer: int, q: Tensor) -> None:
+        """Learn their spread from examples. q: as small_queries has it."""
         own = self.producers[producer]
         assert isinstance(own, _Producer)
         own.mean.copy_(q.flatten(1).mean(dim=0))
-        own.scale.copy_(1 / q.flatten(1).std(dim=0).clamp(min=1e-3))
+        own.scale.copy_(1 / q.flatten(1).std(dim=0).clamp(min=_LEAST_SPREAD))
 
-    def small_keys(self, layer_idx: int, k: Tensor) -> Tensor:
-        """[H_kv, S, d']. k: keys before RoPE, [H_kv, S, D]."""
-        return torch.matmul(k, self.keys[layer_idx])
+    @torch.no_grad()
+    def scale_keys(self, layer_idx: int, k: Tensor) -> None:
+        """Learn their spread from examples. k: as small_keys has it."""
+        self.key_mean[layer_idx] = k.mean(dim=1)
+        spread = k.var(dim=1).mean(dim=1).sqrt()
+        self.key_scale[layer_idx] = 1 / spread.clamp(min=_LEAST_SPREAD)
+
+    def used_on(self, device: torch.device, dtype: torch.dtype) -> Predictor:
+        """Itself, moved, its larger matrices in `dtype`."""
+        self.to(device)
+        for producer in self.producers:
+            assert isinstance(producer, _Producer)
+            producer.inner.to(dtype)
+            producer.outer.to(dtype)
+        return self
 
 
 def unturned(rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -141,10 +164,12 @@ def fitting_width(shape: Shape, num_parameters: int) -> int:
 
 
 def to_bytes(predictor: Predictor, origin: Origin) -> bytes:
-    """One safetensors file, the numbers in half precision."""
+    """One safetensors file, matrices in half precision."""
     from safetensors.torch import save
 
-    tensors = {name: tensor.detach().half() for name, tensor in predictor.state_dict().items()}
+    tensors = predictor.state_dict()
+    for name, _ in predictor.named_parameters():
+        tensors[name] = tensors[name].half()
     about = {"format": _FORMAT, "width": str(predictor.width)}
     about |= {"shape": json.dumps(asdict(predictor.shape)), "origin": json.dumps(asdict(origin))}
     return save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, about)
