@@ -1,10 +1,13 @@
-"""Compile, for a GPU that need not be there, the kernels that the ops past the window launch.
+"""Compile, for a GPU that need not be there, the kernels past the window and those of a step.
 
 The interpreter takes Python that Triton's compiler does not. Run as a script, in a process where
-the interpreter is off; prints the name of each kernel that was compiled.
+the interpreter is off, with `past` or `step`; prints the name of each kernel that was compiled.
 """
 
 from __future__ import annotations
+
+import dataclasses
+import sys
 
 import torch
 import triton
@@ -14,14 +17,21 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from longread.bench.shapes import SHAPES, random_weights
+from longread.decode_graph import StepGraph
+from longread.model import Decoder
+from longread.policies import KernelPlan, TokenSelect, Turn
+
 _TARGET = GPUTarget("cuda", 90, 32)
 _POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
+    torch.int8: "*i8",
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
 _OPTIONS = ("num_warps", "num_stages")
+_compiled: set[tuple[object, ...]] = set()
 
 
 def _compile_only(
@@ -45,13 +55,16 @@ def _compile_only(
         if is_special and (aligned or isinstance(value, Tensor)):
             attributes[place,] = [["tt.divisibility", 16]]
     options = {name: given[name] for name in _OPTIONS if name in given}
+    key = kernel, *map(str, (signature, constants, attributes, options))
+    if key in _compiled:
+        return
+    _compiled.add(key)
     source = ASTSource(kernel, signature, constants, attributes)
     triton.compile(source, target=_TARGET, options=options)
     print(kernel.__name__)
 
 
-def main() -> None:
-    JITFunction.run = _compile_only
+def past_window() -> None:
     turn_rows.attend_causal = lambda q, k, v, scale: q  # compiled for prefill as well
     num_kv_heads, group_size, head_dim, num_rows = 2, 3, 128, 4096
     k, v = torch.zeros(2, num_kv_heads, num_rows, head_dim, dtype=torch.bfloat16)
@@ -67,5 +80,37 @@ def main() -> None:
     best_rows.list_rows(votes, 2048, 128, 4000)
 
 
+@torch.inference_mode()
+def decode_steps() -> None:
+    """Steps of one branch and of several, traced and not, with choices, lists and stand-ins."""
+    device, dtype = torch.device("cpu"), torch.bfloat16
+    for name in ("qwen2.5-0.5b", "llama3-8b"):  # heads of 64 and 128, in groups of 7 and 4
+        sizes = {"hidden_size": 256, "intermediate_size": 512, "vocab_size": 300}
+        config = dataclasses.replace(SHAPES[name], num_hidden_layers=1, window=2048, **sizes)
+        decoder = Decoder(config, random_weights(config, device, dtype), device, dtype)
+        cache = decoder.new_cache(1024)
+        cache.k.normal_()
+        cache.length = 512
+        selecting, standing = (TokenSelect(32, stand_in=stands) for stands in (False, True))
+        selecting.prepare(cache)
+        standing.prepare(cache)
+        plans = {policy.stand_in: policy.kernel_plan() for policy in (selecting, standing)}
+        assert plans[False] is not None and plans[True] is not None
+        dense, listed = KernelPlan(), KernelPlan(32, 4)
+        for branches, num_counted in (
+            ([plans[False]], 512),
+            ([plans[False], dense, listed], None),
+            ([plans[False]] * 3, 512),
+            ([plans[True]] * 2, None),
+            ([dense] * 12, None),
+        ):
+            rows = 40 if len(branches) > 1 else 0
+            step = StepGraph(decoder.network, cache, branches, num_counted, rows)
+            turns = [Turn(500, 512)] * len(branches)
+            tokens = torch.zeros(len(branches), dtype=torch.int64)
+            step.step_branches(tokens, [512] * len(branches), turns, 512 if rows else 0)
+
+
 if __name__ == "__main__":
-    main()
+    JITFunction.run = _compile_only
+    {"past": past_window, "step": decode_steps}[sys.argv[1]]()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -237,19 +234,3 @@ def test_a_decoder_past_its_window_takes_the_kernels(
         decoder.extend(ids[96:104], cache, policy)
         logits.append(decoder.decode(ids[104:105].to(device), cache, policy))
     assert_near(logits[1], logits[0], 3e-2)
-
-
-@pytest.mark.skipif(ON_GPU, reason="the other tests compile the kernels")
-def test_the_kernels_compile_where_there_is_no_gpu(tmp_path: Path) -> None:
-    script = Path(__file__).parent / "compile_kernels.py"
-    env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, str(script)], env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    kernels = [
-        *("attend_listed_kernel", "merge_kernel", "turn_rows_kernel", "attend_listed_kernel"),
-        *("merge_kernel", "rope_kernel", "mean_queries_kernel", "norms_kernel", "votes_kernel"),
-        *("count_votes_kernel", "count_votes_kernel", "list_rows_kernel"),
-    ]
-    assert done.stdout.split() == kernels
