@@ -84,15 +84,9 @@ def convert(folder: Path, models_dir: Path) -> Path:
 
 def predictor(config: ModelConfig) -> Predictor:
     """One that was not trained."""
-    shape = Shape(
-        config.num_hidden_layers,
-        config.num_attention_heads,
-        config.num_key_value_heads,
-        config.head_dim,
-    )
     with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        found = Predictor(shape, width=8).requires_grad_(False)
+        found = Predictor(Shape.of(config), width=8).requires_grad_(False)
         for producer in found.producers:
             producer.outer.weight *= 30.0  # so that rows are told apart
         return found

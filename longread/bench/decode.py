@@ -23,8 +23,10 @@ from longread.config import parse_budget
 from longread.decode_graph import StepGraph
 from longread.errors import LongreadError, UsageError
 from longread.model import Decoder
-from longread.policies import Dense, Policy, TokenSelect, Turn
+from longread.policies import Butler, Dense, Policy, TokenSelect, Turn
 from longread.policies.kept import kept_ranges, row_tensor, rows_read
+from longread.policies.predictor import Predictor, Shape, fitting_width
+from longread.reread import DocumentRereader
 from longread.step_buffers import StepBuffers, can_choose, most_rows
 
 QUESTION_LEN = 32
@@ -50,19 +52,24 @@ class DecodeFigures:
 
 
 def variants(
-    budgets: Sequence[str], num_rows: int, vote: str, index: str, reselect: int
+    budgets: Sequence[str],
+    num_rows: int,
+    vote: str,
+    index: str,
+    reselect: int,
+    butler: bool = False,
 ) -> dict[str, Policy]:
-    """Dense, then each budget as `--budget` takes it, choosing at every step and more rarely."""
+    """Dense, then each budget as `--budget` takes it, choosing at every step and more rarely; with
+    `butler` also by a predictor, which is as fast as one that was trained.
+    """
     kinds: dict[str, Policy] = {"dense": Dense()}
     for text in budgets:
         for interval in sorted({1, reselect}):
             name = text if interval == 1 else f"{text}, reselect {interval}"
-            kinds[name] = TokenSelect(
-                budget=parse_budget(text).resolve(num_rows),
-                vote=vote,
-                index=index,
-                reselect=interval,
-            )
+            budget = parse_budget(text).resolve(num_rows)
+            kinds[name] = TokenSelect(budget, vote=vote, index=index, reselect=interval)
+            if butler:
+                kinds[f"butler {name}"] = Butler(budget, reselect=interval)
     return kinds
 
 
@@ -76,8 +83,7 @@ def run(
     timed before it is not reported either.
     """
     longest = max(
-        (WARM_UPS + repeats) * policy.reselect if isinstance(policy, TokenSelect) else repeats
-        for policy in policies.values()
+        (WARM_UPS + repeats) * getattr(policy, "reselect", 1) for policy in policies.values()
     )
     branch_rows = QUESTION_LEN + longest + SPARE_ROWS
     cache = random_cache(decoder, num_rows, batch * branch_rows)
@@ -86,7 +92,9 @@ def run(
     for name, template in policies.items():
         policy = dataclasses.replace(template)
         cache.length = cache.capacity  # the branches' rows are indexed too
-        policy.prepare(cache)
+        if isinstance(policy, Butler):
+            policy.predictor = _untrained(decoder)
+        policy.prepare(cache, DocumentRereader(decoder, torch.empty(0)))
         cache.length = num_rows
         policy.start_turn(Turn(num_rows - QUESTION_LEN, num_rows))
         plan = policy.kernel_plan()
@@ -108,6 +116,13 @@ def run(
         )
         del graph, plan, policy  # their index and buffers are not the next one's
     return figures
+
+
+def _untrained(decoder: Decoder) -> Predictor:
+    shape = Shape.of(decoder.config)
+    num_parameters = sum(tensor.numel() for tensor in decoder.network.tensors.values())
+    with torch.inference_mode(False):
+        return Predictor(shape, fitting_width(shape, num_parameters)).requires_grad_(False)
 
 
 def random_cache(decoder: Decoder, num_rows: int, num_spare: int) -> KVCache:
@@ -161,8 +176,9 @@ def _check(
             slab[:, :, own] = slab[:, :, start : start + branch_rows]
         chosen = all_chosen[:, branch]
         if not dense:
-            assert index is not None, "what selects has an index"
-            check_choice(graph.buffers, index, chosen, kept_rows, branch, plan.summed)
+            check_rows(chosen, kept_rows)
+        if not dense and index is not None:
+            check_choice(graph.buffers, index, chosen[-1], branch, plan.summed)
         replayed = policy if dense else _Replay(chosen, kept_rows)
         expected = decoder.decode_with_torch(token, cache, replayed)
         cache.truncate(num_rows)
@@ -176,35 +192,36 @@ def _check(
     return masses
 
 
-def check_choice(
-    buffers: StepBuffers,
-    index: IndexLayer,
-    chosen: Tensor,
-    kept_rows: Tensor,
-    branch: int,
-    summed: bool,
-) -> None:
-    """Raise LongreadError where a step did not choose what its torch twin would.
+def check_rows(chosen: Tensor, kept_rows: Tensor) -> None:
+    """Raise LongreadError where a row comes twice, or is a kept one, in any layer.
 
-    chosen: [layers, H_kv, budget] int64 of one branch. In each layer no row may come twice or be a
-    kept one; in the layer whose queries the buffers hold, the last, 99 % must be the best rows.
-    index: of that layer, with the branch's rows where a cache has them.
+    chosen: [layers, H_kv, budget] int64 of one branch.
     """
     order = chosen.sort(dim=-1).values
     twice = ((order[..., 1:] == order[..., :-1]) & (order[..., 1:] >= 0)).any()
     if twice or torch.isin(chosen, kept_rows).any():
         raise LongreadError("a row was chosen twice, or is kept anyway: nothing is timed")
+
+
+def check_choice(
+    buffers: StepBuffers, index: IndexLayer, chosen: Tensor, branch: int, summed: bool
+) -> None:
+    """Raise LongreadError where a step did not choose what its torch twin would, to 99 %.
+
+    chosen: [H_kv, budget] int64 of one branch, in the layer whose queries the buffers hold, the
+    last. index: of that layer, with the branch's rows where a cache has them.
+    """
     kept = dataclasses.replace(buffers.kept, state=buffers.kept.state[branch], branches=None)
     query, num_branches = buffers.query, buffers.tokens.shape[0]
     own = {
         field.name: getattr(query, field.name).chunk(num_branches)[branch]
         for field in dataclasses.fields(query)
     }
-    wanted = torch.empty_like(chosen[-1], dtype=torch.int32)
+    wanted = torch.empty_like(chosen, dtype=torch.int32)
     choose_rows_ref(
         dataclasses.replace(query, **own), index, kept, buffers.votes, wanted, summed=summed
     )
-    pairs = zip(wanted.tolist(), chosen[-1].tolist(), strict=True)
+    pairs = zip(wanted.tolist(), chosen.tolist(), strict=True)
     missed = sum(len(set(best) - set(rows)) for best, rows in pairs)
     if missed > 0.01 * wanted.numel():
         raise LongreadError(f"{missed} of {wanted.numel()} chosen rows differ: nothing is timed")

@@ -17,7 +17,13 @@ from longread_kernels.tables import IndexLayer
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from longread.bench.decode import QUESTION_LEN, SPARE_ROWS, check_choice, random_cache
+from longread.bench.decode import (
+    QUESTION_LEN,
+    SPARE_ROWS,
+    check_choice,
+    check_rows,
+    random_cache,
+)
 from longread.bench.prefill import relative_rms
 from longread.bench.timing import graph_ms
 from longread.cache import KVCache
@@ -227,7 +233,8 @@ def _check_attention(graph: StepGraph, cache: KVCache, index: IndexLayer, turn: 
     plan = graph.plans[0]
     ranges = kept_ranges(int(buffers.kept.state[0, 0]) + 1, turn, plan.sink_size, plan.window_size)
     kept_rows = row_tensor(ranges, chosen.device)
-    check_choice(buffers, index, chosen[None].long(), kept_rows, 0, plan.summed)
+    check_rows(chosen[None].long(), kept_rows)
+    check_choice(buffers, index, chosen.long(), 0, plan.summed)
     expected, scratch = torch.empty_like(attended), torch.empty(0)
     for name, rows in (("chosen rows", chosen), ("all rows", None)):
         if rows is None:

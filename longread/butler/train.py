@@ -100,12 +100,7 @@ class Trainer:
         self.recipe, self.step, self.seconds = recipe, 0, 0.0
         self._decoder = decoder
         self._texts = Texts(texts, tokenizer, recipe.length, recipe.seed)
-        shape = Shape(
-            config.num_hidden_layers,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-        )
+        shape = Shape.of(config)
         num_parameters = sum(tensor.numel() for tensor in decoder.network.tensors.values())
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)

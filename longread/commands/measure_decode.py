@@ -25,6 +25,9 @@ def bench_decode(
     reselect: Annotated[
         int, typer.Option("--reselect", metavar="N", min=1, help="Also choose every N tokens.")
     ] = 4,
+    butler: Annotated[
+        bool, typer.Option("--butler", help="Let a predictor choose as well.")
+    ] = False,
     batch: Annotated[
         int, typer.Option("--batch", metavar="N", min=1, help="Questions answered in one step.")
     ] = 1,
@@ -60,7 +63,7 @@ def bench_decode(
     with decoder.on_device():
         for num_rows in lengths:
             policies = decode.variants(
-                budgets.split(","), num_rows, settings.vote, settings.index, reselect
+                budgets.split(","), num_rows, settings.vote, settings.index, reselect, butler
             )
             figures += decode.run(decoder, num_rows, policies, repeats, batch)
             if peers:

@@ -41,7 +41,7 @@ class Butler(Policy):
     sink_size: int = 4
     window_size: int = 256
     reselect: int = 1
-    _predictor: Predictor | None = field(default=None, init=False, repr=False, compare=False)
+    predictor: Predictor | None = field(default=None, init=False, repr=False, compare=False)
     _keys: SmallKeys | None = field(default=None, init=False, repr=False)
     _kept: Tensor | None = field(default=None, init=False, repr=False)
     _small: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
@@ -51,7 +51,7 @@ class Butler(Policy):
     def load(self, model: str, identity: str) -> None:
         """Read the predictor, which must be of these weights. Raises UsageError or ModelError."""
         if self.budget is not None:
-            self._predictor = load_for(self.butler, model, identity)
+            self.predictor = load_for(self.butler, model, identity)
 
     def prepare(self, cache: KVCache, rereader: Rereader | None = None) -> None:
         self._chosen.clear()
@@ -61,10 +61,10 @@ class Butler(Policy):
             self._keys.rebuild()  # in place: a captured step goes on reading them
             return
         assert rereader is not None, "keys were turned by the model's RoPE"
-        if self._predictor is None:
+        if self.predictor is None:
             self.load(rereader.model, rereader.identity)
-        assert self._predictor is not None, "it was loaded"
-        self._keys = SmallKeys(cache, self._predictor, rereader)
+        assert self.predictor is not None, "it was loaded"
+        self._keys = SmallKeys(cache, self.predictor, rereader)
 
     def borrow_keys(self, other: Butler) -> None:
         """Take over the keys of a policy that was prepared on the same cache."""

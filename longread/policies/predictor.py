@@ -25,6 +25,7 @@ from longread_kernels import dispatch as ops
 from torch import Tensor, nn
 
 from longread.errors import ModelError, UsageError
+from longread.model_config import ModelConfig
 
 DIM = 16  # numbers of a small query or key
 _MOST_WIDTH = 512
@@ -43,6 +44,15 @@ class Shape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> Shape:
+        return cls(
+            config.num_hidden_layers,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
 
     @property
     def groups(self) -> list[range]:
