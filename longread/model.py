@@ -103,11 +103,6 @@ class Decoder:
         return self._attention.most_of_share
 
     @property
-    def most_of_share(self) -> int | None:
-        """Rows that a budget given as a share is at most; None where there is no such limit."""
-        return self._attention.most_of_share
-
-    @property
     def chunk_tokens(self) -> int | None:
         """Tokens that are read as one where rows depend on it: a reading begins at a multiple."""
         return self._attention.chunk_tokens
