@@ -110,11 +110,10 @@ def test_each_layer_has_one_producer_at_or_before_it(num_layers: int) -> None:
 
 
 def test_training_lowers_the_loss_and_raises_recall(
-    decoder: Decoder, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    decoder: Decoder, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """Heads of a random model look at places as much as at words, and each at others."""
-    monkeypatch.setattr("longread.butler.train.fitting_width", lambda *_: 64)
-    trainer = _trainer(decoder, tokenizer, dataclasses.replace(RECIPE, steps=150))
+    trainer = _trainer(decoder, tokenizer, dataclasses.replace(RECIPE, steps=150, width=64))
     before = trainer.recall()
     trainer.run(tmp_path / "checkpoint", _ignore)
     after = trainer.recall()
@@ -366,7 +365,7 @@ def test_the_commands_train_show_and_answer(
 ) -> None:
     path, model = tmp_path / "p.safetensors", f"--model={model_dir}"
     command = ["butler", "train", str(TEXT), "--out", str(path), model, "--dtype=float32"]
-    command += ["--steps=3", "--length=600", "--seed=5", "--quiet"]
+    command += ["--steps=3", "--length=600", "--seed=5", "--width=24", "--quiet"]
     assert main(command) == 0
     assert "mean" in capsys.readouterr().out
     assert main(command) == 2 and "already" in capsys.readouterr().err
@@ -375,7 +374,7 @@ def test_the_commands_train_show_and_answer(
     record = json.loads(capsys.readouterr().out)
     assert (record["seed"], record["steps"], record["tokens"]) == (5, 3, 1800)
     assert record["texts"] == TEXT.name and len(record["recall"]) == 6
-    assert record["shape"]["num_layers"] == 6 and record["shape"]["width"] == 8
+    assert record["shape"]["num_layers"] == 6 and record["shape"]["width"] == 24
     assert main(["butler", "info", str(TEXT)]) == 2
 
     document = tmp_path / "document.txt"

@@ -36,7 +36,8 @@ _SAVE_EVERY_S = 60.0
 @dataclass(frozen=True)
 class Recipe:
     """How a predictor is trained. length: tokens of a lesson; num_queries: of them, that teach;
-    limit_s: seconds after which it is done, where the steps have not been (0: none).
+    limit_s: seconds after which it is done, where the steps have not been (0: none); width: of the
+    inner layers (0: what one percent of the model's parameters allows).
     """
 
     steps: int = 2000
@@ -44,6 +45,7 @@ class Recipe:
     num_queries: int = 256
     seed: int = 0
     limit_s: float = 0.0
+    width: int = 0
     learning_rate: float = 1e-3
     sink_size: int = 4
     window_size: int = 256
@@ -104,7 +106,7 @@ class Trainer:
         num_parameters = sum(tensor.numel() for tensor in decoder.network.tensors.values())
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
-            predictor = Predictor(shape, fitting_width(shape, num_parameters))
+            predictor = Predictor(shape, recipe.width or fitting_width(shape, num_parameters))
         self.predictor = predictor.to(decoder.device)
         self.optimizer = torch.optim.AdamW(self.predictor.parameters(), lr=recipe.learning_rate)
         self.losses: list[float] = []

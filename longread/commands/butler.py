@@ -29,6 +29,10 @@ def train_predictor(
     length: Annotated[
         int, typer.Option("--length", metavar="N", min=1, help="Tokens of each text.")
     ] = 8192,
+    width: Annotated[
+        int,
+        typer.Option("--width", metavar="N", min=0, help="0: for 1 % of the model's parameters."),
+    ] = 0,
     limit_seconds: Annotated[
         float,
         typer.Option("--limit-seconds", metavar="S", min=0.0, help="End by then; 0: no limit."),
@@ -59,7 +63,7 @@ def train_predictor(
     try:
         model_dir = prepare(settings.model, settings.models_dir, screen.progress, screen.notice)
         decoder = Decoder.load(model_dir, settings.device, settings.dtype)
-        recipe = Recipe(steps, length, seed=settings.seed, limit_s=limit_seconds)
+        recipe = Recipe(steps, length, seed=settings.seed, limit_s=limit_seconds, width=width)
         trainer = Trainer(decoder, Tokenizer.load(model_dir), found, recipe)
         checkpoint = out.with_name(out.name + ".checkpoint")
         trainer.run(checkpoint, screen.progress)
