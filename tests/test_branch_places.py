@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import tiny
 import torch
 from longread_kernels import attend
 from torch import Tensor
@@ -17,6 +18,7 @@ from longread.model import Decoder
 from longread.policies import (
     H2O,
     XKV,
+    Butler,
     Dense,
     KernelPlan,
     Policy,
@@ -38,6 +40,11 @@ MakePolicy = Callable[[], Policy]
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     return narrow_decoder(tmp_path_factory.mktemp("places"))
+
+
+@pytest.fixture(autouse=True)
+def untrained(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.use_untrained_predictor(decoder.config, monkeypatch)
 
 
 @pytest.fixture
@@ -112,8 +119,20 @@ def _alone(decoder: Decoder, policy: Policy, question: Question) -> tuple[list[i
         lambda: H2O(budget=60, window_size=12),
         lambda: Quest(budget=60, window_size=12),
         lambda: Razor(budget=90, window_size=12, period=16),
+        lambda: Butler(budget=60, window_size=12, neighbours=1),
+        lambda: Butler(budget=60, window_size=12, reselect=2),
     ),
-    ids=("dense", "tokenselect", "reselect", "snapkv", "h2o", "quest", "razor"),
+    ids=(
+        "dense",
+        "tokenselect",
+        "reselect",
+        "snapkv",
+        "h2o",
+        "quest",
+        "razor",
+        "butler",
+        "kept choice",
+    ),
 )
 @pytest.mark.usefixtures("on_kernels")
 def test_each_answer_is_the_one_alone(decoder: Decoder, make_policy: MakePolicy) -> None:
