@@ -200,7 +200,9 @@ def _child(name: str, device: str, dtype: str, num_tokens: int, contender: str) 
     token_ids = torch.randint(0, config.vocab_size, (num_tokens,), generator=generator)
     if contender != "huggingface":
         selects = contender == "select"
-        decoder = Decoder(config, weights, torch_device, torch_dtype, past_window=Reading() if selects else None)
+        decoder = Decoder(
+            config, weights, torch_device, torch_dtype, past_window=Reading() if selects else None
+        )
         if selects:
             check_kernels(decoder)
         cache = decoder.new_cache(num_tokens)
