@@ -100,7 +100,7 @@ def test_ways_to_read_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None
     assert [run.contender for run in runs] == ["dense", "select", "select", "dense"]
 
 
-FEW = Reading(sink_size=4, window_size=8, budget=30, chunk_tokens=24)
+FEW = Reading(sink_size=4, window_size=8, budget=30, chunk_tokens=24, num_voters=8)
 
 
 @pytest.fixture

@@ -335,7 +335,9 @@ def test_long_answers_are_set_beside_denses_whichever_run_gave_it(
 
 @pytest.mark.weights
 def test_real_answers_are_those_of_a_session(smollm2_dir: Path, tmp_path: Path) -> None:
-    settings = Settings(model=str(smollm2_dir), window_size=32, max_tokens=MAX_TOKENS)
+    settings = Settings(
+        model=str(smollm2_dir), window_size=32, max_tokens=MAX_TOKENS, weights="bf16"
+    )
     model = Model(
         Decoder.load(smollm2_dir, "cpu", "auto"),
         Tokenizer.load(smollm2_dir),
